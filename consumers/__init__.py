@@ -1,0 +1,1 @@
+"""What acts on the last event: trainer, snapshot publisher and store, fleet subscriber, evaluator, auditor."""

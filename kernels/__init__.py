@@ -1,0 +1,1 @@
+"""Arithmetic on arrays, no I/O: policy, packing, losses, delta codec, digests."""

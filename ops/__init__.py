@@ -1,0 +1,1 @@
+"""What a person runs: CLI, settings, local stack, provisioning, demo, benchmarks."""

@@ -1,0 +1,1 @@
+"""What writes the first event: rollout workers, environments, verifiers."""

@@ -1,0 +1,139 @@
+"""Every error that Rollwire raises, in one tree.
+
+    RollwireError
+    ├── ConfigError                 a setting is wrong; exit code 2
+    ├── EnvironmentMissing          a program, package, port or disk that is needed is not there; exit code 2
+    ├── StackError                  the local stack did not start, or did not stop; exit code 2
+    ├── TopicMismatch               a topic on the broker differs from its declaration; exit code 2
+    ├── Refused                     one event is bad; it goes to `dead-letters` with a reason, others go on
+    ├── LogError                    the broker
+    │   ├── LogUnavailable          did not answer in time (recoverable: try again with a new client)
+    │   ├── TransactionUnknown      the outcome of a transaction is not known: destroy the producer (law 4)
+    │   ├── Fenced                  another process took over this transactional id: stop
+    │   ├── OffsetLost              a committed offset is no longer in the log (law 3: never skip ahead)
+    │   └── SplitPair               a worker holds one half of a co-partitioned pair
+    ├── StoreError                  the object store
+    │   ├── StoreUnavailable        did not answer in time (recoverable)
+    │   ├── ObjectMissing           no such key
+    │   ├── ObjectConflict          the key exists with other content
+    │   └── StoreUnfit              the store ignores the conditions that law 3 needs; exit code 2
+    ├── WeightError                 weights
+    │   ├── DeltaCorrupt            the bytes of a delta or a shard are damaged
+    │   ├── BaseMismatch            a delta is for another base than the one held
+    │   ├── StateMismatch           tensors are missing, extra, or of another shape or dtype
+    │   └── DigestMismatch          the resulting state is not the published one
+    ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
+    ├── ReplayDiverged              a replayed step gave other bits than the published ones
+    └── DeadlineExceeded            a wait ended at its deadline (law 8)
+
+Each message says what happened, where (topic, partition, offset, tensor, object key) and what to do.
+"""
+
+from __future__ import annotations
+
+
+class RollwireError(Exception):
+    """Base of all errors of ours. `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(RollwireError):
+    exit_code = 2
+
+
+class EnvironmentMissing(RollwireError):
+    exit_code = 2
+
+
+class StackError(RollwireError):
+    exit_code = 2
+
+
+class TopicMismatch(RollwireError):
+    exit_code = 2
+
+
+class Refused(RollwireError):
+    """One event is refused. `reason` is a member of `rollwire.schemas.reasons.Reason`; `detail` is for people."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class LogError(RollwireError):
+    pass
+
+
+class LogUnavailable(LogError):
+    pass
+
+
+class TransactionUnknown(LogError):
+    pass
+
+
+class Fenced(LogError):
+    pass
+
+
+class OffsetLost(LogError):
+    pass
+
+
+class SplitPair(LogError):
+    pass
+
+
+class StoreError(RollwireError):
+    pass
+
+
+class StoreUnavailable(StoreError):
+    pass
+
+
+class ObjectMissing(StoreError):
+    pass
+
+
+class ObjectConflict(StoreError):
+    pass
+
+
+class StoreUnfit(StoreError):
+    exit_code = 2
+
+
+class WeightError(RollwireError):
+    pass
+
+
+class DeltaCorrupt(WeightError):
+    pass
+
+
+class BaseMismatch(WeightError):
+    pass
+
+
+class StateMismatch(WeightError):
+    pass
+
+
+class DigestMismatch(WeightError):
+    pass
+
+
+class PlanViolation(RollwireError):
+    pass
+
+
+class ReplayDiverged(RollwireError):
+    pass
+
+
+class DeadlineExceeded(RollwireError):
+    pass

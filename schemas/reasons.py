@@ -1,0 +1,51 @@
+"""The closed set of reason codes: why an event was refused, why a group was not trained on.
+
+A new code is added here and nowhere else; the documentation and the monitor's tables follow from it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+Reason = Literal[
+    # the codec refuses: the bytes are not the event they claim to be
+    "tombstone_not_allowed",  # a null value on a topic that is not compacted
+    "too_large",  # longer than the topic's limit, refused before decoding
+    "not_framed",  # neither single-object encoding nor a known framing
+    "unknown_schema",  # a fingerprint that no released schema has
+    "wrong_schema",  # a known schema, of another topic
+    "malformed",  # the body does not decode
+    "trailing_bytes",  # bytes after the body
+    "limit_exceeded",  # counts or depth beyond the limits
+    "header_mismatch",  # CloudEvents headers are missing or contradict the value
+    "key_mismatch",  # the record's key is not the one the event demands
+    "not_finite",  # NaN or infinity where it may not be
+    # rollouts
+    "logprob_length",  # not one logprob per sampled token
+    "logprob_missing",  # a logprob that was not recorded
+    "span_invalid",  # spans do not tile the sampled tokens in order
+    "segment_invalid",  # segments do not tile the tokens, or the mask trains on what was not sampled
+    "array_length",  # an array's byte length does not fit its dtype and count
+    "id_invalid",  # an id is not of its form, or its parts disagree
+    "sequence_empty",  # nothing to train on
+    "version_future",  # a version that was not published yet
+    "lineage_abandoned",  # sampled from a lineage that is no longer trained
+    # rewards
+    "reward_invalid",  # the reward is outside its range or contradicts its components
+    # routing traces
+    "routing_invalid",  # rows, ids or dtype do not fit the rollout
+    # joins
+    "late",  # arrived after its group was closed, or older than the late horizon
+    "conflicting_repeat",  # the same id again with other content
+    # groups, in `group-fates`
+    "trained",  # kept: laid out in a step plan
+    "equal_rewards",  # every member has exactly the same reward: no signal
+    "incomplete",  # members or rewards were missing at the deadline
+    "unscorable",  # too few members could be scored
+    "group_of_one",  # nothing to compare with
+    "stale",  # the oldest span would be older than `max_lag_versions` at the version of use
+    "over_budget",  # one sequence alone is longer than the token budget
+    "abandoned",  # handed back by a worker that shut down
+]
+
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)

@@ -1,0 +1,364 @@
+"""The events, as frozen records. One class per topic; `rollwire.schemas.codec` is the only way to bytes and back.
+
+Conventions
+    *_us        microseconds since the Unix epoch, UTC
+    *_ms        milliseconds, a duration
+    bytes       a little-endian array; its dtype is declared beside it or stated in the comment
+    [start, end) half-open ranges
+    B sequences, T tokens laid end to end, S sampled tokens laid end to end, L layers, K experts a token
+The Avro schemas in `schemas/avro/` have the same fields in the same order and carry the full documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "unknown"]
+SegmentKind = Literal["prompt", "sampled", "tool", "summary", "unknown"]
+RewardSource = Literal["verifier", "judge", "user", "unknown"]
+Fate = Literal["kept", "filtered", "dropped", "unknown"]
+VersionKind = Literal["anchor", "delta", "empty", "revert", "unknown"]
+FleetState = Literal["staged", "swapped", "refused", "stopped", "unknown"]
+Severity = Literal["info", "warning", "alarm", "unknown"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Base of all events and of the records inside them."""
+
+
+class Span(Event, frozen=True, kw_only=True, gc=False):
+    """Which policy version sampled which tokens: half-open over the rollout's *sampled* tokens (vLLM's and SGLang's shape)."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Segment(Event, frozen=True, kw_only=True, gc=False):
+    """What a stretch of tokens is: half-open over *all* tokens of the rollout; segments tile them."""
+
+    kind: SegmentKind
+    start: int
+    end: int
+
+
+class Position(Event, frozen=True, kw_only=True, gc=False):
+    """One record of the log. `topic` is without the prefix."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class OffsetRange(Event, frozen=True, kw_only=True, gc=False):
+    """Records [start, end) of one partition. `topic` is without the prefix."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Cut(Event, frozen=True, kw_only=True, gc=False):
+    """What a decision saw: the *next* offset of every input it had read, and its clock."""
+
+    inputs: tuple[Position, ...]
+    clock_us: int
+
+
+class Claim(Event, frozen=True, kw_only=True, gc=False):
+    """A payload that lives in the object store."""
+
+    key: str
+    size: int  # bytes
+    sha256: str  # hex
+
+
+class Rollout(Event, frozen=True, kw_only=True, gc=False):
+    """`rollouts`: one sampled trajectory."""
+
+    rollout_id: str  # "<group_id>.<index>"
+    group_id: str  # UUIDv7: carries its opening time
+    index: int  # 0 <= index < group_size
+    group_size: int
+    model: str
+    lineage: str  # UUID of the training run that published the versions in `spans`
+    environment: str  # "countdown"
+    task_id: str  # names the problem; equal problems have equal ids
+    task: str  # the problem as JSON: what the verifier needs to score the rollout
+    token_ids: bytes  # [T] of `token_dtype`
+    token_dtype: str  # "u1" | "u2" | "u4"
+    segments: tuple[Segment, ...]  # tile [0, T)
+    loss_mask: bytes  # [T] u1: 1 where the token is trained on; never outside "sampled" segments
+    logprobs: bytes  # [S] f4: log mu(token) at temperature 1 under the version that sampled it; no NaN
+    spans: tuple[Span, ...]  # tile [0, S), versions do not fall
+    finish_reason: FinishReason
+    temperature: float
+    top_k_experts: int  # K of the routing trace that belongs to it; 0 = none was recorded
+    fleet: str
+    replica: str
+    seed: int  # of the sampler
+    started_us: int
+    finished_us: int
+
+
+class Component(Event, frozen=True, kw_only=True, gc=False):
+    name: str
+    value: float
+
+
+class Reward(Event, frozen=True, kw_only=True, gc=False):
+    """`rewards`: the reward of one rollout."""
+
+    rollout_id: str
+    group_id: str
+    reward: float | None  # None = could not be scored; never 0 for that (C09)
+    components: tuple[Component, ...]
+    outcome: str  # a word for people and tables: "right", "wrong value", "does not parse", ...
+    source: RewardSource
+    verifier: str
+    verifier_version: str
+    evidence: tuple[str, ...]  # ids of the events it was derived from, beyond the rollout
+    scored_us: int
+
+
+class RoutingTrace(Event, frozen=True, kw_only=True, gc=False):
+    """`routing-traces`: the experts chosen for rows [start_row, start_row + rows) of the rollout's tokens.
+
+    Row t holds the experts used when token t was the *input* of a forward pass, so a rollout whose last sampled
+    token was never fed back has T - 1 rows.
+    """
+
+    rollout_id: str
+    group_id: str
+    layers: tuple[int, ...]  # global indices of the MoE layers, ascending
+    num_experts: int
+    top_k: int
+    start_row: int
+    rows: int
+    encoding: str  # "u1": [rows, L, K] bytes, in the router's order of preference
+    data: bytes | None  # None = see `claim`
+    claim: Claim | None
+    recorded_us: int
+
+
+class Member(Event, frozen=True, kw_only=True, gc=False):
+    """One rollout of a group, with what training needs to know of it."""
+
+    rollout: Rollout
+    reward: float | None
+    advantage: float | None  # None = computed later (production rollouts), or the member is not trained on
+    trace: Position | None  # where its routing trace stands
+
+
+class Group(Event, frozen=True, kw_only=True, gc=False):
+    """`groups`: a complete, trainable group."""
+
+    group_id: str
+    model: str
+    lineage: str
+    environment: str
+    task_id: str
+    group_size: int
+    baseline: str  # "mean" | "leave_one_out"
+    members: tuple[Member, ...]  # by index
+    cut: Cut
+
+
+class GroupFate(Event, frozen=True, kw_only=True, gc=False):
+    """`group-fates`: what became of a group. Exactly one per group; it gives the producer's slot back."""
+
+    group_id: str
+    fate: Fate
+    reason: str
+    detail: str
+    decided_by: str  # "assemble" | "pack"
+    fleet: str
+    replica: str  # whose slot it was
+    members: tuple[str, ...]  # rollout ids seen
+    reward_mean: float | None  # over the scored members
+    group_size: int
+    for_version: int | None  # the version the plan would be applied to
+    oldest_version: int | None  # of all spans
+    cut: Cut
+
+
+class GroupClosed(Event, frozen=True, kw_only=True, gc=False):
+    """`groups-closed`: changelog of `assemble`. A group that stands here is never opened again."""
+
+    group_id: str
+    fate: Fate
+    reason: str
+    closed_us: int
+
+
+class Microbatch(Event, frozen=True, kw_only=True, gc=False):
+    """Sequences laid end to end, [0, cu_seqlens[-1]) tokens, never more than the budget."""
+
+    rollout_ids: tuple[str, ...]  # [B]
+    cu_seqlens: bytes  # [B + 1] i4
+    token_ids: bytes  # [T] u4
+    loss_mask: bytes  # [T] u1
+    logprobs: bytes  # [S] f4, the masked tokens in order
+    versions: bytes  # [S] i8: the version that sampled each masked token
+    advantages: bytes  # [B] f4
+    traces: tuple[Position | None, ...]  # [B]
+
+
+class PackedBatch(Event, frozen=True, kw_only=True, gc=False):
+    """`packed-batches`: what one rank does in one optimiser step. Partition = rank."""
+
+    model: str
+    lineage: str
+    step: int  # 1, 2, 3, ...
+    base_version: int  # the version the step is applied to; it publishes base_version + 1
+    rank: int
+    ranks: int
+    token_budget: int
+    max_lag_versions: int
+    total_sequences: int  # over all ranks: the loss is divided by it
+    total_tokens: int  # over all ranks
+    group_ids: tuple[str, ...]  # of the whole plan, in the order taken
+    oldest_version: int  # over the whole plan
+    microbatches: tuple[Microbatch, ...]
+    plan_digest: str  # blake3 hex over the plan of all ranks
+    cut: Cut
+
+
+class Mismatch(Event, frozen=True, kw_only=True, gc=False):
+    """|log pi - log mu| over the trained tokens: pi recomputed by the trainer at base_version, mu as sampled."""
+
+    tokens: int
+    mean: float
+    p50: float
+    p99: float
+    max: float
+    k1: float  # mean of log mu - log pi: estimates KL(mu || pi), Schulman 2020
+    k3: float  # mean of (r - 1) - log r with r = pi / mu: the same, never negative
+
+
+class LagCount(Event, frozen=True, kw_only=True, gc=False):
+    lag: int  # base_version - version of the token
+    tokens: int
+
+
+class TrainStep(Event, frozen=True, kw_only=True, gc=False):
+    """`train-steps`: one optimiser step that was taken."""
+
+    model: str
+    lineage: str
+    step: int
+    base_version: int
+    version: int
+    loss: float
+    grad_norm: float
+    entropy: float  # nats, mean over trained tokens
+    learning_rate: float
+    reward_mean: float  # of the groups in the plan
+    sequences: int
+    tokens: int  # all tokens of the microbatches
+    trained_tokens: int
+    groups: int
+    max_lag: int  # versions, of the oldest span in the plan
+    lag_histogram: tuple[LagCount, ...]  # per trained token
+    mismatch: Mismatch  # with routing replay as configured
+    mismatch_same_version: Mismatch | None  # the tokens of lag 0 alone; None = there were none
+    mismatch_no_replay: Mismatch | None  # the same tokens, router free; None = not measured at this step
+    routes_differing: (
+        float | None
+    )  # share of (token, layer) whose set of experts differs; None = not measured
+    ratio_truncated: float  # share of trained tokens whose ratio hit its bound
+    tokens_per_s: float
+    duration_ms: float
+    consumed: tuple[OffsetRange, ...]  # of packed-batches, one per rank
+    plan_digest: str
+    state_digest: str  # of the published weights
+    settings: dict[str, str]  # threads, ranks, seeds, switches: what the bits depend on
+    finished_us: int
+
+
+class WeightVersion(Event, frozen=True, kw_only=True, gc=False):
+    """`weight-versions`: a version that can be read. Its manifest and all shards stood in the store before this event."""
+
+    model: str
+    lineage: str
+    version: int
+    kind: VersionKind
+    base_version: int | None  # None = an anchor that needs no other version
+    step: int  # 0 = before training
+    manifest: Claim
+    anchor: Claim | None  # the manifest of a full snapshot of the same version, when there is one
+    checkpoint: Claim | None  # the trainer's state at this version, when there is one
+    state_digest: str  # incremental digest of the state, hex (rollwire.kernels.digest)
+    full_bytes: int  # size of the state
+    stored_bytes: int  # size of what this version added to the store, without anchor and checkpoint
+    changed_elements: int
+    total_elements: int
+    published_us: int
+
+
+class FleetStatus(Event, frozen=True, kw_only=True, gc=False):
+    """`fleet-status`: what a replica serves. Key = replica."""
+
+    fleet: str
+    replica: str
+    state: FleetState
+    version: int  # what it serves now; -1 = nothing yet
+    wanted_version: int
+    state_digest: str  # of what it serves now
+    stage_ms: float
+    pause_ms: float  # how long sampling stood still
+    reason: str
+    open_rollouts: int
+    at_us: int
+
+
+class Score(Event, frozen=True, kw_only=True, gc=False):
+    name: str
+    value: float
+
+
+class Evaluation(Event, frozen=True, kw_only=True, gc=False):
+    """`evaluations`: scores of one served version on one suite."""
+
+    model: str
+    lineage: str
+    suite: str
+    version: int
+    scores: tuple[Score, ...]
+    tasks: int
+    samples_per_task: int
+    replica: str
+    at_us: int
+
+
+class Notice(Event, frozen=True, kw_only=True, gc=False):
+    """`notices`: alarms, settings, stops."""
+
+    model: str
+    name: str  # "settings", "shutdown", "drift", ...
+    severity: Severity
+    text: str
+    attributes: dict[str, str]
+    at_us: int
+
+
+class Header(Event, frozen=True, kw_only=True, gc=False):
+    key: str
+    value: bytes | None
+
+
+class DeadLetter(Event, frozen=True, kw_only=True, gc=False):
+    """`dead-letters`: an event that was refused, whole. Key = source topic."""
+
+    source: Position
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    source_timestamp_us: int
+    reason: str
+    detail: str
+    refused_by: str
+    refused_us: int

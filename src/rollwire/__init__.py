@@ -1,0 +1,1 @@
+"""Rollwire: the event-sourced data plane for RL post-training of language models."""

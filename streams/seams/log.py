@@ -1,0 +1,113 @@
+"""The log seam: what Rollwire needs of Apache Kafka, and nothing more.
+
+Two implementations pass one behavioural suite (`tests/streams/seams/log_suite.py`): `log_memory.MemoryLog` and
+`log_kafka.KafkaLog`. Topic names here are *without* the prefix; the adapter adds it.
+
+Readers see committed records only (`read_committed`). Offsets may have holes (control records): never count on
+`next == last + 1` (C40).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Record(NamedTuple):
+    """A committed record as read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Outgoing(NamedTuple):
+    """A record to write. `partition=None`: murmur2 of the key, as every Kafka client of ours does."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+
+
+class Reader(Protocol):
+    """Reads assigned partitions from explicit positions. Not thread-safe."""
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Replace the assignment. Positions are offsets; negative values are an error."""
+
+    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """Up to `max_records` records, in order within a partition; an empty list when `timeout_s` has passed.
+
+        Raises `OffsetLost` where a position is no longer in the log, `LogUnavailable` when the broker is away
+        for longer than the adapter's patience.
+        """
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset of each assigned partition."""
+
+    def close(self) -> None: ...
+
+
+class Writer(Protocol):
+    """Idempotent writes, acks=all. Thread-safe."""
+
+    def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
+        """Returns when all are durable (law 2); raises `LogUnavailable` at the deadline."""
+
+    def close(self) -> None: ...
+
+
+class TransactionalWriter(Protocol):
+    """One transactional producer. Any doubt about an outcome raises `TransactionUnknown`: the caller closes this
+    writer, makes a new one and reads the committed offsets to learn what happened (law 4). `Fenced`: stop."""
+
+    def begin(self) -> None: ...
+
+    def write(self, records: Sequence[Outgoing]) -> None: ...
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout_s: float = 30.0) -> None:
+        """Commits the records together with `offsets` (next to read) for consumer group `group`."""
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Log(Protocol):
+    """A connection to a log. Makes readers and writers, answers questions about topics."""
+
+    def reader(self) -> Reader: ...
+
+    def writer(self) -> Writer: ...
+
+    def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        """Initialised: when this returns, the previous owner of the id is fenced and its transaction finished."""
+
+    def partitions(self, topic: str) -> int: ...
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Committed offsets; a partition without one is absent."""
+
+    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]: ...
+
+    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offsets: everything below is decided and readable."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,328 @@
+"""Apache Kafka behind the log seam, through confluent-kafka (librdkafka).
+
+What is fixed here and why
+    partitioner=murmur2_random      librdkafka's default differs from every other client's: joins would miss silently
+    acks=all, enable.idempotence    law 2
+    read_committed                  nobody sees an aborted record
+    auto.offset.reset=error         a lost offset is `OffsetLost`, never a silent jump (law 3)
+    no group membership             partitions are assigned by hand; the group id only names where offsets are kept
+    enable.partition.eof            the end-of-partition event carries the position *behind* control records, which
+                                    no record ever reports (C40)
+
+librdkafka has no KIP-890: a delayed EndTxn can hit a later transaction of the same producer (C36). So a transactional
+writer whose outcome is in doubt is dead: every later call raises, and its producer is destroyed (law 4).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as WirePartition
+from confluent_kafka.admin import AdminClient
+
+# Not exported by the package, but the only instances that type checkers accept.
+from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
+
+from rollwire.schemas.errors import LogError, LogUnavailable, OffsetLost, TopicMismatch
+from rollwire.streams.seams.limits import DEAD_LETTER_BYTES, TOPIC_BYTES
+from rollwire.streams.seams.log import Reader, Record, TopicPartition, TransactionalWriter, Writer
+from rollwire.streams.seams.log_kafka_write import KafkaTransactionalWriter, KafkaWriter
+from rollwire.streams.seams.rdkafka_logs import bridge
+
+_REQUEST_S: Final = 30.0  # a question to the broker
+_NO_POSITION: Final = -1001  # librdkafka's OFFSET_INVALID: nothing is committed
+
+
+class KafkaLog:
+    """A connection to one cluster. `prefix` goes before every topic name and is stripped from what is read.
+
+    `patience_s` bounds how long the broker may be away before a reader raises `LogUnavailable`;
+    `transaction_timeout_s` is when the broker itself ends a transaction whose owner died: above the worst pause of a
+    process, and no longer than readers may stand still behind it (C41).
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        prefix: str = "rollwire.",
+        client_id: str = "rollwire",
+        *,
+        patience_s: float = 60.0,
+        transaction_timeout_s: float = 60.0,
+    ) -> None:
+        self._prefix = prefix
+        self._patience_s = patience_s
+        self._transaction_timeout_s = transaction_timeout_s
+        self._common: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "client.id": client_id,
+            # The broker binds IPv4; a resolver that offers ::1 first would cost a failed connection each time.
+            "broker.address.family": "v4",
+            "reconnect.backoff.max.ms": 1_000,
+            "topic.metadata.refresh.interval.ms": 30_000,
+            "log.connection.close": False,
+            "logger": bridge(),
+        }
+        self._admin = AdminClient(self._common)
+        self._groups: dict[str, Consumer] = {}
+
+    def reader(self) -> Reader:
+        return _KafkaReader(self._consumer_config("reader"), self._prefix, self._patience_s)
+
+    def writer(self) -> Writer:
+        return KafkaWriter(self._producer_config(), self._prefix)
+
+    def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        config = self._producer_config() | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": round(self._transaction_timeout_s * 1_000),
+        }
+        config.pop("message.timeout.ms")  # a transaction's records live as long as the transaction
+        return KafkaTransactionalWriter(
+            config, self._prefix, transactional_id, lambda group: self._consumer_config(group), timeout_s
+        )
+
+    def partitions(self, topic: str) -> int:
+        name = self._prefix + topic
+        try:
+            found = self._admin.list_topics(topic=name, timeout=_REQUEST_S).topics.get(name)
+        except KafkaException as failure:
+            raise unavailable("asking for the partitions of " + name, failure) from failure
+        if found is None or found.error is not None or not found.partitions:
+            raise TopicMismatch(f"topic {name!r} does not exist; create it with `rollwire topics apply`")
+        return len(found.partitions)
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        consumer = Consumer(self._consumer_config(group))
+        deadline = time.monotonic() + _REQUEST_S
+        try:
+            while True:
+                try:
+                    answer = consumer.committed([self._wire(p) for p in partitions], timeout=_REQUEST_S)
+                    break
+                except KafkaException as failure:
+                    # A transaction that is just being finished makes the answer unstable for a moment (KIP-447).
+                    if not failure.args[0].retriable() or time.monotonic() > deadline:
+                        raise unavailable(f"asking for the offsets of group {group!r}", failure) from failure
+        finally:
+            consumer.close()
+        for wire in answer:
+            if wire.error is not None:
+                raise LogError(
+                    f"offsets of group {group!r}: {wire.topic}[{wire.partition}]: {wire.error.str()}"
+                )
+        return {self._ours(w): w.offset for w in answer if w.offset != _NO_POSITION and w.offset >= 0}
+
+    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._offsets(partitions, EarliestSpec())  # type: ignore[no-untyped-call]
+
+    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._offsets(partitions, LatestSpec())  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Readers and writers are closed by those who made them."""
+
+    def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        if not partitions:
+            return {}
+        try:
+            futures = self._admin.list_offsets(
+                {self._wire(p): spec for p in partitions},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=_REQUEST_S,
+            )
+            return {self._ours(wire): future.result(_REQUEST_S).offset for wire, future in futures.items()}
+        except KafkaException as failure:
+            error: KafkaError = failure.args[0]
+            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                names = ", ".join(sorted({self._prefix + p.topic for p in partitions}))
+                raise TopicMismatch(f"one of {names} does not exist: `rollwire topics apply`") from failure
+            raise unavailable("asking for offsets", failure) from failure
+        except TimeoutError as failure:
+            raise LogUnavailable(f"no offsets after {_REQUEST_S:g} s: is the broker up?") from failure
+
+    def _wire(self, partition: TopicPartition) -> WirePartition:
+        return WirePartition(self._prefix + partition.topic, partition.partition)
+
+    def _ours(self, wire: WirePartition) -> TopicPartition:
+        return TopicPartition(wire.topic.removeprefix(self._prefix), wire.partition)
+
+    def _consumer_config(self, group: str) -> dict[str, Any]:
+        return self._common | {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 100,
+            "fetch.message.max.bytes": TOPIC_BYTES,
+            "queued.max.messages.kbytes": 32 * 1024,
+            "receive.message.max.bytes": 100 * 1024 * 1024,
+        }
+
+    def _producer_config(self) -> dict[str, Any]:
+        return self._common | {
+            "partitioner": "murmur2_random",
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            # After EndTxn (v1) the next transaction is refused until the markers are written: asked again this soon.
+            "retry.backoff.ms": 10,
+            "compression.type": "lz4",
+            "message.max.bytes": DEAD_LETTER_BYTES,
+            "message.timeout.ms": 60_000,
+            "queue.buffering.max.kbytes": 256 * 1024,
+        }
+
+
+class _KafkaReader:
+    def __init__(self, config: dict[str, Any], prefix: str, patience_s: float) -> None:
+        self._prefix = prefix
+        self._patience_s = patience_s
+        self._down_since: float | None = None
+        self._asked = 0.0
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._names: dict[str, str] = {}  # with the prefix -> without: one string per topic, not per record
+        self._consumer = Consumer(config | {"error_cb": self._on_error})
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        for partition, offset in positions.items():
+            if offset < 0:
+                raise LogError(f"{partition.topic}/{partition.partition}: {offset} is not an offset")
+        self._positions = dict(positions)
+        self._paused.clear()
+        self._names = {self._prefix + p.topic: p.topic for p in positions}
+        self._reassign()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        if offset < 0:
+            raise LogError(f"{partition.topic}/{partition.partition}: {offset} is not an offset")
+        if partition not in self._positions:
+            raise LogError(
+                f"{partition.topic}/{partition.partition} is not assigned: assign it before seeking"
+            )
+        self._positions[partition] = offset
+        # librdkafka's own seek() fails while the fetcher is starting; assigning anew always holds.
+        self._reassign()
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.update(partitions)
+        self._consumer.pause([self._wire(p) for p in partitions])
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.difference_update(partitions)
+        self._consumer.resume([self._wire(p) for p in partitions])
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            taken: list[Record] = []
+            before = dict(self._positions)
+            # consume() waits for a full batch: so wait for the first record, then take what is already here.
+            first = self._consumer.consume(1, left)
+            moved = self._take(first, taken)
+            if first and max_records > 1:
+                moved |= self._take(self._consumer.consume(max_records - 1, 0.0), taken)
+            if moved:
+                self._down_since = None
+            elif self._down_since is not None:
+                self._check_patience()
+            # A position that moved without a record stands behind control records: who reads to an end wants to know.
+            if taken or self._positions != before or time.monotonic() >= deadline:
+                return taken
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return dict(self._positions)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _take(self, messages: Sequence[Any], taken: list[Record]) -> bool:
+        """Appends records; True when a position moved."""
+        moved = False
+        for message in messages:
+            name = message.topic()
+            topic = self._names.get(name)
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF and topic is not None:
+                    partition = TopicPartition(topic, message.partition())
+                    if message.offset() > self._positions.get(partition, message.offset()):
+                        self._positions[partition] = message.offset()
+                    moved = True
+                else:
+                    self._raise(error, name, message.partition(), message.offset())
+                continue
+            if topic is None:
+                continue
+            partition = TopicPartition(topic, message.partition())
+            offset = message.offset()
+            taken.append(
+                Record(
+                    topic,
+                    partition.partition,
+                    offset,
+                    message.timestamp()[1],
+                    message.key(),
+                    message.value(),
+                    tuple(message.headers() or ()),
+                )
+            )
+            self._positions[partition] = offset + 1
+            moved = True
+        return moved
+
+    def _raise(self, error: KafkaError, topic: str | None, partition: int | None, offset: int | None) -> None:
+        where = f"{topic}[{partition}] at {offset}"
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise OffsetLost(
+                f"{where}: this offset is no longer in the log ({error.str()}); "
+                "restore it from the archive or decide on a new position"
+            )
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+            raise TopicMismatch(f"{where}: {error.str()}; create it with `rollwire topics apply`")
+        if error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN) or error.retriable():
+            self._on_error(error)
+            return
+        raise LogError(f"{where}: {error.str()} ({error.name()})")
+
+    def _on_error(self, error: KafkaError) -> None:
+        """librdkafka says once that all brokers are gone and goes on trying; the patience is ours."""
+        if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT) and self._down_since is None:
+            self._down_since = time.monotonic()
+
+    def _check_patience(self) -> None:
+        now = time.monotonic()
+        if self._down_since is None or now - self._asked < 1.0:
+            return
+        self._asked = now
+        try:
+            self._consumer.list_topics(topic=next(iter(self._names), None), timeout=1.0)
+        except KafkaException as failure:
+            gone_s = time.monotonic() - self._down_since
+            if gone_s > self._patience_s:
+                raise LogUnavailable(f"no broker for {gone_s:.0f} s: is it up?") from failure
+        else:
+            self._down_since = None
+
+    def _reassign(self) -> None:
+        self._consumer.assign(
+            [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in self._positions.items()]
+        )
+        if self._paused:
+            self._consumer.pause([self._wire(p) for p in self._paused])
+
+    def _wire(self, partition: TopicPartition) -> WirePartition:
+        return WirePartition(self._prefix + partition.topic, partition.partition)
+
+
+def unavailable(what: str, failure: KafkaException) -> LogUnavailable:
+    error: KafkaError = failure.args[0]
+    return LogUnavailable(f"{what}: {error.str()} ({error.name()}); is the broker up?")

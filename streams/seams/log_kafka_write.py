@@ -1,0 +1,248 @@
+"""The writing half of the Kafka adapter: idempotent and transactional producers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as WirePartition
+
+from rollwire.schemas.errors import Fenced, LogError, LogUnavailable, Refused, TransactionUnknown
+from rollwire.streams.seams.limits import check_size
+from rollwire.streams.seams.log import Outgoing, TopicPartition
+
+_FENCED: Final = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+)
+_ABORT_S: Final = 10.0
+_QUEUE_S: Final = 30.0  # how long a full local queue may stay full (C48)
+
+
+class _Delivery:
+    """Counts the acknowledgements of one call."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.error: KafkaError | None = None
+
+    def report(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and self.error is None:
+            self.error = error
+        self.done += 1
+
+
+class KafkaWriter:
+    """Idempotent writes. Thread-safe: each call counts its own acknowledgements."""
+
+    def __init__(self, config: dict[str, Any], prefix: str) -> None:
+        self._config = config
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._producer = Producer(config)
+
+    def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
+        for record in records:
+            check_size(record)
+        deadline = time.monotonic() + timeout_s
+        delivery = _Delivery()
+        producer = self._producer
+        for record in records:
+            produce(producer, self._prefix, record, deadline, delivery.report)
+        while delivery.done < len(records):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                missing = len(records) - delivery.done
+                raise LogUnavailable(
+                    f"{missing} of {len(records)} records not acknowledged after {timeout_s:g} s; they may still "
+                    "arrive (write them again: their ids make repeats harmless)"
+                )
+            producer.poll(min(left, 0.1))
+        if delivery.error is not None:
+            self._fail(producer, delivery.error)
+
+    def close(self) -> None:
+        self._producer.flush(10.0)
+        self._producer.purge()
+
+    def _fail(self, producer: Producer, error: KafkaError) -> NoReturn:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            raise Refused("too_large", f"the broker refused a record: {error.str()}")
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            # An idempotent producer that lost its sequence never recovers.
+            with self._lock:
+                if self._producer is producer:
+                    self._producer = Producer(self._config)
+        raise LogUnavailable(f"a record was not written: {error.str()} ({error.name()})")
+
+
+class KafkaTransactionalWriter:
+    """One transactional producer; dead after the first doubt (law 4)."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        prefix: str,
+        transactional_id: str,
+        group_config: Callable[[str], dict[str, Any]],
+        timeout_s: float,
+    ) -> None:
+        self._prefix = prefix
+        self._id = transactional_id
+        self._group_config = group_config
+        self._groups: dict[str, Consumer] = {}
+        self._open = False
+        self._dead: str | None = None
+        self._failed: KafkaError | None = None
+        self._producer: Producer | None = Producer(config)
+        try:
+            self._producer.init_transactions(timeout_s)
+        except KafkaException as failure:
+            self.close()
+            error: KafkaError = failure.args[0]
+            if error.code() in _FENCED:
+                raise Fenced(f"transactional id {self._id!r} was taken over while it started") from failure
+            raise LogUnavailable(
+                f"transactional id {self._id!r} not initialised after {timeout_s:g} s: {error.str()}; is the broker up?"
+            ) from failure
+
+    def begin(self) -> None:
+        producer = self._alive()
+        if self._open:
+            raise LogError(f"transactional id {self._id!r} has an open transaction: commit or abort it first")
+        self._failed = None
+        try:
+            producer.begin_transaction()
+        except KafkaException as failure:
+            self._settle(failure, "beginning")
+        self._open = True
+
+    def write(self, records: Sequence[Outgoing]) -> None:
+        for record in records:
+            check_size(record)
+        producer = self._in_transaction()
+        deadline = time.monotonic() + _QUEUE_S
+        try:
+            for record in records:
+                produce(producer, self._prefix, record, deadline, self._report)
+            producer.poll(0)
+        except KafkaException as failure:
+            self._settle(failure, "writing")
+        except LogUnavailable as failure:
+            self._kill(str(failure))
+            raise TransactionUnknown(f"transaction of {self._id!r}: {failure}") from failure
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout_s: float = 30.0) -> None:
+        producer = self._in_transaction()
+        deadline = time.monotonic() + timeout_s
+        try:
+            if offsets:
+                producer.send_offsets_to_transaction(
+                    [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in offsets.items()],
+                    # Read anew each time: metadata of an old generation would pass a zombie's offsets.
+                    self._group(group).consumer_group_metadata(),
+                    timeout_s,
+                )
+            # Never retried: a second EndTxn could end the next transaction (C36).
+            producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+        except KafkaException as failure:
+            self._settle(failure, "committing")
+        self._open = False
+
+    def abort(self) -> None:
+        producer = self._in_transaction()
+        try:
+            producer.abort_transaction(_ABORT_S)
+        except KafkaException as failure:
+            self._settle(failure, "aborting")
+        self._open = False
+
+    def close(self) -> None:
+        """Drops the producer without waiting. A transaction left open is ended by the next owner of the id."""
+        self._dead = self._dead or "it was closed"
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+        for consumer in self._groups.values():
+            consumer.close()
+        self._groups.clear()
+
+    def _report(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+
+    def _group(self, group: str) -> Consumer:
+        """A consumer that never joins: it only names the group whose offsets the transaction commits."""
+        if group not in self._groups:
+            self._groups[group] = Consumer(self._group_config(group))
+        return self._groups[group]
+
+    def _alive(self) -> Producer:
+        if self._producer is None or self._dead is not None:
+            raise TransactionUnknown(f"the writer of {self._id!r} is unusable: {self._dead}; make a new one")
+        return self._producer
+
+    def _in_transaction(self) -> Producer:
+        producer = self._alive()
+        if not self._open:
+            raise LogError(f"transactional id {self._id!r} has no open transaction: call begin() first")
+        return producer
+
+    def _kill(self, why: str) -> None:
+        self._dead = why
+        self._open = False
+        self.close()
+
+    def _settle(self, failure: KafkaException, doing: str) -> NoReturn:
+        """Sorts an error: fenced, certainly nothing written (aborted here), or unknown."""
+        error: KafkaError = failure.args[0]
+        cause = self._failed if self._failed is not None else error
+        text = f"transactional id {self._id!r}, {doing}: {error.str()} ({error.name()})"
+        if cause is not error:
+            text += f", because a record was refused: {cause.str()}"
+        if error.code() in _FENCED:
+            self._kill(text)
+            raise Fenced(f"{text}; another process took over, this one stops") from failure
+        if error.txn_requires_abort() and doing != "aborting" and self._producer is not None:
+            try:
+                self._producer.abort_transaction(_ABORT_S)
+            except KafkaException as second:
+                self._kill(text)
+                if second.args[0].code() in _FENCED:
+                    raise Fenced(f"{text}; another process took over, this one stops") from second
+                raise TransactionUnknown(
+                    f"{text}; aborting it failed too: {second.args[0].str()}"
+                ) from failure
+            self._open = False
+            if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                raise Refused("too_large", f"{text}; the transaction is aborted") from failure
+            raise LogUnavailable(f"{text}; the transaction is aborted, nothing of it is visible") from failure
+        self._kill(text)
+        raise TransactionUnknown(f"{text}; the outcome is unknown, read the committed offsets") from failure
+
+
+def produce(
+    producer: Producer,
+    prefix: str,
+    record: Outgoing,
+    deadline: float,
+    report: Callable[[KafkaError | None, Message], None],
+) -> None:
+    """Queues one record, waiting for room. Raises `LogUnavailable` at the (monotonic) deadline."""
+    while True:
+        try:
+            producer.produce(
+                prefix + record.topic,
+                record.value,
+                record.key,
+                -1 if record.partition is None else record.partition,
+                on_delivery=report,
+                headers=list(record.headers),
+            )
+            return
+        except BufferError as full:
+            if time.monotonic() > deadline:
+                raise LogUnavailable("the local queue stayed full: the broker takes nothing") from full
+            producer.poll(0.1)

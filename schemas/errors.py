@@ -23,6 +23,7 @@
     │   ├── StateMismatch           tensors are missing, extra, or of another shape or dtype
     │   └── DigestMismatch          the resulting state is not the published one
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
+    ├── RankLost                    a process of the trainer died or did not answer in time
     ├── ReplayDiverged              a replayed step gave other bits than the published ones
     └── DeadlineExceeded            a wait ended at its deadline (law 8)
 
@@ -128,6 +129,10 @@ class DigestMismatch(WeightError):
 
 
 class PlanViolation(RollwireError):
+    pass
+
+
+class RankLost(RollwireError):
     pass
 
 

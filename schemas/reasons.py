@@ -20,6 +20,8 @@ Reason = Literal[
     "header_mismatch",  # CloudEvents headers are missing or contradict the value
     "key_mismatch",  # the record's key is not the one the event demands
     "not_finite",  # NaN or infinity where it may not be
+    "time_invalid",  # not microseconds since the epoch between 2000 and 2100: seconds, milliseconds, nanoseconds
+    "inconsistent",  # fields contradict one another
     # rollouts
     "logprob_length",  # not one logprob per sampled token
     "logprob_missing",  # a logprob that was not recorded

@@ -1,0 +1,287 @@
+"""Events to bytes and back: the only door in and out of the log.
+
+Value: Avro single-object encoding, `C3 01`, the 8-byte little-endian CRC-64-AVRO fingerprint of the schema's parsing
+canonical form, the body. Headers: CloudEvents 1.0, Kafka binding, binary mode. Whatever passes `decode` is well-formed;
+`encode` applies the same checks, so that nothing is written that would be refused.
+
+Source of the framing: Apache Avro specification, "Single-object encoding"; of the headers: CloudEvents Kafka binding 1.0.2.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from rollwire.schemas import identity
+from rollwire.schemas.catalogue import TOPICS, TopicSpec, avro_folder
+from rollwire.schemas.errors import Refused
+from rollwire.schemas.limits import SCAN_ABOVE, LimitExceeded, Malformed, compile_scan
+from rollwire.schemas.records import Event
+from rollwire.schemas.validate import check_time, validate
+
+Headers = Iterable[tuple[str, bytes | None]]
+
+MARKER: Final = b"\xc3\x01"
+PREFIX_BYTES: Final = 10  # marker and fingerprint
+CONTENT_TYPE: Final = b"application/avro"
+
+# What fastavro and msgspec raise over bytes or values that do not fit a schema (C59: several, not one).
+_BAD_BODY: Final = (
+    AttributeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,  # of it: UnicodeError, msgspec.ValidationError
+)
+
+
+class Encoded(NamedTuple):
+    topic: str  # without the prefix
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int | None  # None = murmur2 of the key
+
+
+class Schema(NamedTuple):
+    """One released schema of a topic, ready to use."""
+
+    spec: TopicSpec
+    version: int
+    fingerprint: bytes  # 8 bytes, as framed
+    avro: Any  # parsed by fastavro
+    reader: Any  # the topic's current schema where this is an older one, else None
+    scan: Callable[[bytes, int], int]
+    event_type: bytes  # `ce_type`
+    key_of: Callable[[Any], str]
+    id_of: Callable[[Any], str]
+    unpack: msgspec.msgpack.Decoder[Event]
+
+
+def fingerprint_of(avro: Any) -> bytes:
+    """CRC-64-AVRO of the parsing canonical form, little-endian: what follows the marker."""
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(avro), "CRC-64-AVRO"))
+
+
+def event_type(topic: str, version: int) -> str:
+    """The `ce_type` of a topic's events under one schema version."""
+    return f"rollwire.{topic}.v{version}"
+
+
+def build_schemas(spec: TopicSpec, files: Mapping[int, Any]) -> list[Schema]:
+    """All versions of a topic's schema; `files` is version -> the schema as JSON says it. The last one is current."""
+    current = parse_schema(files[spec.current.version])
+    schemas: list[Schema] = []
+    for released in spec.schemas:
+        avro = parse_schema(files[released.version])
+        schemas.append(
+            Schema(
+                spec=spec,
+                version=released.version,
+                fingerprint=fingerprint_of(files[released.version]),
+                avro=avro,
+                reader=None if released is spec.current else current,
+                scan=compile_scan(files[released.version]),
+                event_type=event_type(spec.name, released.version).encode(),
+                key_of=identity.KEYS[spec.key],
+                id_of=identity.IDS[spec.record_class],
+                unpack=msgspec.msgpack.Decoder(spec.record_class),
+            )
+        )
+    return schemas
+
+
+def _load() -> tuple[dict[bytes, Schema], dict[type[Event], Schema]]:
+    by_fingerprint: dict[bytes, Schema] = {}
+    by_class: dict[type[Event], Schema] = {}
+    for spec in TOPICS.values():
+        files = {s.version: json.loads((avro_folder() / s.file).read_text("utf-8")) for s in spec.schemas}
+        for schema in build_schemas(spec, files):
+            by_fingerprint[schema.fingerprint] = schema
+            by_class[spec.record_class] = schema  # ascending: the current one stays
+    return by_fingerprint, by_class
+
+
+_BY_FINGERPRINT, _BY_CLASS = _load()
+_EPOCH: Final = datetime(1970, 1, 1)  # UTC without saying so: `isoformat` would write +00:00 for Z
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack_plain: Final = msgspec.msgpack.Decoder().decode
+
+
+def schema_for(event_class: type[Event]) -> Schema:
+    """The schema that events of a class are written under. Raises `Refused(wrong_schema)` for a class without a topic."""
+    try:
+        return _BY_CLASS[event_class]
+    except KeyError:
+        raise Refused("wrong_schema", f"{event_class.__name__} is no event of a topic") from None
+
+
+def _checked_fields(event: Event, schema: Schema) -> Any:
+    """The event as plain dicts and lists, after proof that every field has its declared type.
+
+    A struct does not check its fields when it is made. msgpack tells every type apart, so the round trip through the
+    declared types changes the bytes exactly where a value is not what it should be: an int in a float field comes back
+    as a float, and what has no plain type at all raises (C58).
+    """
+    packed = _pack(event)
+    if _pack(schema.unpack.decode(packed)) != packed:
+        raise ValueError(
+            f"a field of {type(event).__name__} is not of its declared type (an int where a float belongs?)"
+        )
+    return _unpack_plain(packed)
+
+
+def encode_value(event: Event, schema: Schema) -> bytes:
+    """Marker, fingerprint and body. Raises `Refused`."""
+    out = io.BytesIO()
+    out.write(MARKER + schema.fingerprint)
+    try:
+        schemaless_writer(out, schema.avro, _checked_fields(event, schema), strict=True)
+    except _BAD_BODY as error:
+        raise Refused("malformed", f"{type(event).__name__} does not encode: {error}") from error
+    value = out.getvalue()
+    if len(value) > schema.spec.max_value_bytes:
+        raise Refused(
+            "too_large",
+            f"{type(event).__name__} is {len(value)} bytes, {schema.spec.name} takes {schema.spec.max_value_bytes}",
+        )
+    if len(value) - PREFIX_BYTES > SCAN_ABOVE:
+        try:
+            schema.scan(value, PREFIX_BYTES)
+        except LimitExceeded as error:
+            raise Refused("limit_exceeded", str(error)) from error
+    return value
+
+
+def encode(event: Event, *, source: str, time_us: int) -> Encoded:
+    """The record of an event. Topic, key, partition and `ce_id` follow from the event alone.
+
+    `source` says who wrote it (`ce_source`, not empty), `time_us` when (microseconds since the epoch).
+    Raises `Refused` for whatever `decode` would refuse, and for a value that is not of its declared type.
+    """
+    schema = schema_for(type(event))
+    value = encode_value(event, schema)
+    validate(event)
+    check_time("ce_time", time_us)
+    if not source:
+        raise Refused("header_mismatch", "ce_source is empty")
+    key = schema.key_of(event)
+    headers: tuple[tuple[str, bytes | None], ...] = (
+        ("ce_specversion", b"1.0"),
+        ("ce_type", schema.event_type),
+        ("ce_source", source.encode()),
+        ("ce_id", schema.id_of(event).encode()),
+        ("ce_time", _rfc3339(time_us)),
+        ("content-type", CONTENT_TYPE),
+    )
+    partition = int(key) if schema.spec.key == "rank" else None
+    return Encoded(schema.spec.name, key.encode(), value, headers, partition)
+
+
+def _rfc3339(time_us: int) -> bytes:
+    moment = _EPOCH + timedelta(microseconds=time_us)
+    return f"{moment.isoformat(timespec='microseconds')}Z".encode()
+
+
+def decode(topic: str, value: bytes | None, headers: Headers, key: bytes | None = None) -> Event:
+    """The event of a record, in the record's current class also where an older schema wrote it.
+
+    Raises `Refused` and nothing else. `key` is checked where it is given. A null value is refused on every topic:
+    on a compacted one it is a delete, which is no event; ask `is_delete` first.
+    """
+    if value is None:
+        raise Refused("tombstone_not_allowed", f"a null value on {topic} is no event")
+    schema = framed_schema(topic, value)
+    event = decode_value(value, schema)
+    validate(event)
+    _check_headers(event, schema, headers)
+    if key is not None:
+        wanted = schema.key_of(event).encode()
+        if key != wanted:
+            raise Refused("key_mismatch", f"the key is {key[:80]!r}, the event's is {wanted[:80]!r}")
+    return event
+
+
+def is_delete(topic: str, value: bytes | None) -> bool:
+    """Whether a record deletes its key: a null value on a compacted topic (C44)."""
+    return value is None and topic in TOPICS and TOPICS[topic].compacted
+
+
+def framed_schema(topic: str, value: bytes) -> Schema:
+    """The schema a value says it was written under. Raises `Refused`: too large, not framed, unknown, of another topic."""
+    spec = TOPICS.get(topic)
+    if spec is None:
+        raise Refused("wrong_schema", f"{topic!r} is no topic of the catalogue")
+    if len(value) > spec.max_value_bytes:
+        raise Refused("too_large", f"the value is {len(value)} bytes, {topic} takes {spec.max_value_bytes}")
+    if len(value) < PREFIX_BYTES or value[:2] != MARKER:
+        raise Refused("not_framed", f"{len(value)} bytes starting with {value[:8].hex(' ')!r}")
+    schema = _BY_FINGERPRINT.get(value[2:PREFIX_BYTES])
+    if schema is None:
+        raise Refused(
+            "unknown_schema", f"no released schema has the fingerprint {value[2:PREFIX_BYTES].hex()}"
+        )
+    if schema.spec is not spec:
+        raise Refused("wrong_schema", f"a {schema.spec.name} event on {topic}")
+    return schema
+
+
+def decode_value(value: bytes, schema: Schema) -> Event:
+    """The body as a record; nothing is checked but its form. Raises `Refused`."""
+    try:
+        if len(value) - PREFIX_BYTES > SCAN_ABOVE:
+            schema.scan(value, PREFIX_BYTES)
+        body = io.BytesIO(value)
+        body.seek(PREFIX_BYTES)
+        fields = schemaless_reader(body, schema.avro, schema.reader)
+        event = msgspec.convert(fields, schema.spec.record_class)
+    except LimitExceeded as error:
+        raise Refused("limit_exceeded", str(error)) from error
+    except (Malformed, *_BAD_BODY) as error:
+        detail = f"the body is no {schema.spec.name} v{schema.version}: {type(error).__name__}: {error}"
+        raise Refused("malformed", detail) from error
+    if body.tell() != len(value):
+        raise Refused("trailing_bytes", f"{len(value) - body.tell()} bytes follow the body")
+    return event
+
+
+def _check_headers(event: Event, schema: Schema, headers: Headers) -> None:
+    found: dict[str, bytes | None] = {}
+    for name, content in headers:
+        if name in found and (name.startswith("ce_") or name == "content-type"):
+            raise Refused("header_mismatch", f"{name} stands there twice")
+        found[name] = content
+    for name, wanted in (
+        ("ce_specversion", b"1.0"),
+        ("ce_type", schema.event_type),
+        ("ce_id", schema.id_of(event).encode()),
+        ("content-type", CONTENT_TYPE),
+    ):
+        if found.get(name) != wanted:
+            raise Refused(
+                "header_mismatch", f"{name} is {_short(found.get(name))}, the value demands {_short(wanted)}"
+            )
+    if not found.get("ce_source"):
+        raise Refused("header_mismatch", "ce_source is missing or empty")
+    try:
+        moment = datetime.fromisoformat((found.get("ce_time") or b"").decode())
+    except ValueError as error:
+        raise Refused(
+            "header_mismatch", f"ce_time is {_short(found.get('ce_time'))}: no RFC 3339 time"
+        ) from error
+    if moment.tzinfo is None:
+        raise Refused("header_mismatch", f"ce_time is {_short(found.get('ce_time'))}: it names no time zone")
+
+
+def _short(content: bytes | None) -> str:
+    return "missing" if content is None else repr(content[:80])

@@ -1,0 +1,1 @@
+"""The topics, one file each: owner, key, partitions, retention, schemas."""

@@ -1,0 +1,319 @@
+"""Checks of one event's meaning, beyond its types: what passes is well-formed.
+
+Pure; each check raises `Refused` with a reason code. Nothing is repaired, padded or cut (law 10). What needs more than
+the event itself (is the version published, is the lineage trained) is asked by the processors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from rollwire.schemas import records as r
+from rollwire.schemas.errors import Refused
+from rollwire.schemas.ids import is_group_id, parse_rollout_id
+from rollwire.schemas.reasons import REASONS
+from rollwire.schemas.validate_arrays import check_microbatch, check_routes, check_sequence
+
+# Microseconds between 2000-01-01 and 2100-01-01. Seconds and milliseconds fall below, nanoseconds above (C45).
+_EARLIEST_US: Final = 946_684_800_000_000
+_LATEST_US: Final = 4_102_444_800_000_000
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}")
+_HEX: Final = re.compile(r"[0-9a-f]{16,128}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_REASONS: Final = frozenset(REASONS)
+
+
+def check_time(name: str, time_us: int) -> None:
+    """Raises `Refused(time_invalid)` where a time is plainly not in microseconds since the epoch."""
+    if not _EARLIEST_US <= time_us < _LATEST_US:
+        raise Refused("time_invalid", f"{name}={time_us} is not microseconds since the epoch (2000 to 2100)")
+
+
+def _ensure(holds: bool, reason: str, detail: str) -> None:
+    if not holds:
+        raise Refused(reason, detail)
+
+
+def _names(event: r.Event, *fields: str) -> None:
+    for field in fields:
+        text = getattr(event, field)
+        if not _NAME.fullmatch(text):
+            raise Refused("id_invalid", f"{field}={text[:80]!r} is empty, too long or has odd characters")
+
+
+def _group(group_id: str) -> None:
+    if not is_group_id(group_id):
+        raise Refused("id_invalid", f"group_id={group_id[:80]!r} is not a UUIDv7")
+
+
+def _rollout_of(group_id: str, rollout_id: str) -> int:
+    """The index of a rollout id of this group."""
+    group, index = parse_rollout_id(rollout_id)
+    if group != group_id:
+        raise Refused("id_invalid", f"rollout_id={rollout_id!r} is not of group {group_id[:80]!r}")
+    return index
+
+
+def _finite(name: str, value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        raise Refused("not_finite", f"{name} is {value}")
+
+
+def _share(name: str, value: float | None) -> None:
+    _finite(name, value)
+    if value is not None and not 0.0 <= value <= 1.0:
+        raise Refused("inconsistent", f"{name}={value} is no share")
+
+
+def _not_negative(event: r.Event, *fields: str) -> None:
+    for field in fields:
+        if getattr(event, field) < 0:
+            raise Refused("inconsistent", f"{field}={getattr(event, field)} is negative")
+
+
+def _digest(name: str, text: str) -> None:
+    _ensure(_HEX.fullmatch(text) is not None, "id_invalid", f"{name}={text[:80]!r} is no digest in hex")
+
+
+def _position(position: r.Position | None, topic: str | None = None) -> None:
+    if position is None:
+        return
+    _names(position, "topic")
+    _not_negative(position, "partition", "offset")
+    if topic is not None and position.topic != topic:
+        raise Refused("inconsistent", f"a position in {position.topic} where one in {topic} belongs")
+
+
+def _cut(cut: r.Cut) -> None:
+    check_time("cut.clock_us", cut.clock_us)
+    for position in cut.inputs:
+        _position(position)
+
+
+def _claim(name: str, claim: r.Claim | None) -> None:
+    if claim is None:
+        return
+    _ensure(bool(claim.key), "id_invalid", f"{name}.key is empty")
+    _ensure(claim.size > 0, "inconsistent", f"{name}.size={claim.size}")
+    _ensure(_SHA256.fullmatch(claim.sha256) is not None, "id_invalid", f"{name}.sha256 is no SHA-256 in hex")
+
+
+def _distinct(name: str, values: Iterable[str], reason: str = "inconsistent") -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise Refused(reason, f"{name} has {value[:80]!r} twice")
+        seen.add(value)
+
+
+def _rollout(e: r.Rollout) -> None:
+    _group(e.group_id)
+    if e.rollout_id != f"{e.group_id}.{e.index}":
+        raise Refused("id_invalid", f"rollout_id={e.rollout_id[:80]!r} is not <group_id>.<index>")
+    if not 0 <= e.index < e.group_size:
+        raise Refused("id_invalid", f"index={e.index} in a group of {e.group_size}")
+    _names(e, "model", "lineage", "environment", "task_id", "fleet", "replica")
+    _finite("temperature", e.temperature)
+    _ensure(e.temperature > 0, "inconsistent", f"temperature={e.temperature}")
+    _not_negative(e, "top_k_experts")
+    check_time("started_us", e.started_us)
+    check_time("finished_us", e.finished_us)
+    check_sequence(e)
+
+
+def _reward(e: r.Reward) -> None:
+    _group(e.group_id)
+    _rollout_of(e.group_id, e.rollout_id)
+    _names(e, "verifier", "verifier_version")
+    _finite("reward", e.reward)
+    for component in e.components:
+        _finite(f"component {component.name[:80]!r}", component.value)
+    _distinct("components", (c.name for c in e.components), "reward_invalid")
+    check_time("scored_us", e.scored_us)
+
+
+def _routing_trace(e: r.RoutingTrace) -> None:
+    _group(e.group_id)
+    _rollout_of(e.group_id, e.rollout_id)
+    _claim("claim", e.claim)
+    check_time("recorded_us", e.recorded_us)
+    check_routes(e)
+
+
+def _group_event(e: r.Group) -> None:
+    _group(e.group_id)
+    _names(e, "model", "lineage", "environment", "task_id")
+    _ensure(e.baseline in ("mean", "leave_one_out"), "inconsistent", f"baseline={e.baseline[:80]!r}")
+    _ensure(0 < len(e.members) <= e.group_size, "inconsistent", f"{len(e.members)} members of {e.group_size}")
+    before = -1
+    for member in e.members:
+        rollout = member.rollout
+        _rollout(rollout)
+        for field in ("group_id", "model", "lineage", "environment", "task_id", "group_size"):
+            if getattr(rollout, field) != getattr(e, field):
+                raise Refused("inconsistent", f"{field} of member {rollout.index} is not the group's")
+        _ensure(rollout.index > before, "inconsistent", f"member {rollout.index} stands behind {before}")
+        before = rollout.index
+        _finite("reward", member.reward)
+        _finite("advantage", member.advantage)
+        _position(member.trace, "routing-traces")
+    _cut(e.cut)
+
+
+def _group_fate(e: r.GroupFate) -> None:
+    _group(e.group_id)
+    _ensure(e.reason in _REASONS, "inconsistent", f"reason={e.reason[:80]!r} is no reason code")
+    _ensure((e.fate == "kept") == (e.reason == "trained"), "inconsistent", f"{e.fate} because {e.reason}")
+    _names(e, "decided_by", "fleet", "replica")
+    for rollout_id in e.members:
+        _rollout_of(e.group_id, rollout_id)
+    _distinct("members", e.members)
+    _finite("reward_mean", e.reward_mean)
+    _not_negative(e, "group_size")
+    _cut(e.cut)
+
+
+def _group_closed(e: r.GroupClosed) -> None:
+    _group(e.group_id)
+    known = e.reason in _REASONS or (e.reason == "" and e.fate == "kept")
+    _ensure(known, "inconsistent", f"reason={e.reason[:80]!r} is no reason code")
+    check_time("closed_us", e.closed_us)
+
+
+def _packed_batch(e: r.PackedBatch) -> None:
+    _names(e, "model", "lineage")
+    _ensure(e.step >= 1, "inconsistent", f"step={e.step}")
+    _ensure(0 <= e.rank < e.ranks, "inconsistent", f"rank={e.rank} of {e.ranks}")
+    _not_negative(e, "base_version", "max_lag_versions", "oldest_version")
+    _ensure(
+        e.oldest_version <= e.base_version, "version_future", f"{e.oldest_version} is above {e.base_version}"
+    )
+    lag = e.base_version - e.oldest_version
+    _ensure(
+        lag <= e.max_lag_versions, "stale", f"the oldest version lags {lag}, allowed are {e.max_lag_versions}"
+    )
+    _finite("reward_mean", e.reward_mean)
+    for group_id in e.group_ids:
+        _group(group_id)
+    _distinct("group_ids", e.group_ids)
+    _digest("plan_digest", e.plan_digest)
+    sequences = tokens = 0
+    for microbatch in e.microbatches:
+        for rollout_id in microbatch.rollout_ids:
+            parse_rollout_id(rollout_id)
+        for trace in microbatch.traces:
+            _position(trace, "routing-traces")
+        tokens += check_microbatch(microbatch, e)
+        sequences += len(microbatch.rollout_ids)
+    _distinct("microbatches", (i for m in e.microbatches for i in m.rollout_ids))
+    _ensure(
+        sequences <= e.total_sequences and tokens <= e.total_tokens,
+        "inconsistent",
+        f"{sequences} sequences of {e.total_sequences}, {tokens} tokens of {e.total_tokens}",
+    )
+    _cut(e.cut)
+
+
+def _train_step(e: r.TrainStep) -> None:
+    _names(e, "model", "lineage")
+    _ensure(e.step >= 1, "inconsistent", f"step={e.step}")
+    _not_negative(e, "base_version", "sequences", "tokens", "trained_tokens", "groups", "max_lag")
+    _ensure(
+        e.version == e.base_version + 1, "inconsistent", f"version {e.version} from base {e.base_version}"
+    )
+    # loss, grad_norm, entropy and the mismatches stay as measured: a diverging step is recorded as what it was.
+    for field in ("learning_rate", "reward_mean", "tokens_per_s", "duration_ms"):
+        _finite(field, getattr(e, field))
+    _share("routes_differing", e.routes_differing)
+    _share("ratio_truncated", e.ratio_truncated)
+    lags = [count.lag for count in e.lag_histogram]
+    _ensure(lags == sorted(set(lags)) and all(lag >= 0 for lag in lags), "inconsistent", f"lags {lags[:20]}")
+    counted = sum(count.tokens for count in e.lag_histogram)
+    _ensure(
+        counted == e.trained_tokens, "inconsistent", f"lags of {counted} tokens, trained {e.trained_tokens}"
+    )
+    for range_ in e.consumed:
+        _ensure(range_.topic == "packed-batches", "inconsistent", f"consumed {range_.topic[:80]!r}")
+        _ensure(
+            range_.partition >= 0 and 0 <= range_.start <= range_.end, "inconsistent", f"consumed {range_}"
+        )
+    _digest("plan_digest", e.plan_digest)
+    _digest("state_digest", e.state_digest)
+    check_time("finished_us", e.finished_us)
+
+
+def _weight_version(e: r.WeightVersion) -> None:
+    _names(e, "model", "lineage")
+    _not_negative(e, "version", "step", "full_bytes", "stored_bytes", "changed_elements", "total_elements")
+    if e.base_version is None:
+        _ensure(
+            e.kind not in ("delta", "empty"), "inconsistent", f"a version of kind {e.kind} without a base"
+        )
+    else:
+        _ensure(e.kind != "anchor", "inconsistent", f"an anchor with base {e.base_version}")
+        _ensure(0 <= e.base_version < e.version, "inconsistent", f"{e.version} on base {e.base_version}")
+    _ensure(e.changed_elements <= e.total_elements, "inconsistent", "more elements changed than there are")
+    _ensure(e.kind != "empty" or e.changed_elements == 0, "inconsistent", "an empty version changes elements")
+    _claim("manifest", e.manifest)
+    _claim("anchor", e.anchor)
+    _claim("checkpoint", e.checkpoint)
+    _digest("state_digest", e.state_digest)
+    check_time("published_us", e.published_us)
+
+
+def _fleet_status(e: r.FleetStatus) -> None:
+    _names(e, "fleet", "replica")
+    _ensure(e.version >= -1 and e.wanted_version >= -1, "inconsistent", "a version below -1")
+    if e.version >= 0 or e.state_digest:
+        _digest("state_digest", e.state_digest)
+    _finite("stage_ms", e.stage_ms)
+    _finite("pause_ms", e.pause_ms)
+    _not_negative(e, "stage_ms", "pause_ms", "open_rollouts")
+    check_time("at_us", e.at_us)
+
+
+def _evaluation(e: r.Evaluation) -> None:
+    _names(e, "model", "lineage", "suite", "replica")
+    _not_negative(e, "version", "tasks", "samples_per_task")
+    for score in e.scores:
+        _finite(f"score {score.name[:80]!r}", score.value)
+    _distinct("scores", (s.name for s in e.scores))
+    check_time("at_us", e.at_us)
+
+
+def _notice(e: r.Notice) -> None:
+    _names(e, "model", "name")
+    check_time("at_us", e.at_us)
+
+
+def _dead_letter(e: r.DeadLetter) -> None:
+    _position(e.source)
+    _ensure(e.reason in _REASONS, "inconsistent", f"reason={e.reason[:80]!r} is no reason code")
+    _names(e, "refused_by")
+    check_time("refused_us", e.refused_us)
+
+
+_CHECKS: Final[dict[type[r.Event], Callable[[Any], None]]] = {
+    r.Rollout: _rollout,
+    r.Reward: _reward,
+    r.RoutingTrace: _routing_trace,
+    r.Group: _group_event,
+    r.GroupFate: _group_fate,
+    r.GroupClosed: _group_closed,
+    r.PackedBatch: _packed_batch,
+    r.TrainStep: _train_step,
+    r.WeightVersion: _weight_version,
+    r.FleetStatus: _fleet_status,
+    r.Evaluation: _evaluation,
+    r.Notice: _notice,
+    r.DeadLetter: _dead_letter,
+}
+
+
+def validate(event: r.Event) -> None:
+    """Raises `Refused` where the event contradicts itself. Its fields must have their declared types already."""
+    _CHECKS[type(event)](event)

@@ -1,0 +1,146 @@
+"""Checks of the arrays that events carry as little-endian bytes. Pure; raise `Refused`.
+
+T tokens, S sampled (or trained) tokens, B sequences, L layers, K experts a token.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollwire.schemas import records as r
+from rollwire.schemas.catalogue import CLAIM_CHECK_BYTES
+from rollwire.schemas.errors import Refused
+
+_TOKEN_BYTES: Final = {"u1": 1, "u2": 2, "u4": 4}
+
+
+def _length(name: str, data: bytes, item: int, count: int, reason: str = "array_length") -> None:
+    if len(data) != item * count:
+        raise Refused(reason, f"{name} has {len(data)} bytes, {count} values of {item} are demanded")
+
+
+def _mask(mask: bytes) -> None:
+    if mask.translate(None, b"\x00\x01"):
+        raise Refused("segment_invalid", "loss_mask has values other than 0 and 1")
+
+
+def _logprobs(data: bytes) -> None:
+    """NaN stands for a value that was never recorded, infinity is none (C01)."""
+    values_S = np.frombuffer(data, "<f4")
+    total = float(np.add.reduce(values_S, dtype=np.float64))  # finite f4 cannot overflow an f8 sum
+    if total - total == 0.0:
+        return
+    bad = int(np.flatnonzero(~np.isfinite(values_S))[0])
+    reason = "logprob_missing" if np.isnan(values_S[bad]) else "not_finite"
+    raise Refused(reason, f"logprob {bad} is {values_S[bad]}")
+
+
+def check_sequence(e: r.Rollout) -> None:
+    """Segments tile the tokens, the mask stays inside what was sampled, spans tile what was sampled (C01, C02)."""
+    item = _TOKEN_BYTES.get(e.token_dtype)
+    if item is None:
+        raise Refused("array_length", f"token_dtype={e.token_dtype[:20]!r}; known are u1, u2, u4")
+    tokens = len(e.loss_mask)
+    if tokens == 0:
+        raise Refused("sequence_empty", "no tokens")
+    _length("token_ids", e.token_ids, item, tokens)
+    _mask(e.loss_mask)
+    at = sampled = 0
+    for segment in e.segments:
+        if segment.start != at or segment.end <= at:
+            raise Refused(
+                "segment_invalid", f"a segment [{segment.start}, {segment.end}) where token {at} comes next"
+            )
+        at = segment.end
+        if segment.kind == "sampled":
+            sampled += at - segment.start
+        elif e.loss_mask.count(1, segment.start, at):
+            raise Refused("segment_invalid", f"the mask trains on {segment.kind} tokens")
+    if at != tokens:
+        raise Refused("segment_invalid", f"segments cover {at} of {tokens} tokens")
+    if sampled == 0:
+        raise Refused("sequence_empty", "no sampled tokens")
+    _length("logprobs", e.logprobs, 4, sampled, "logprob_length")
+    _logprobs(e.logprobs)
+    at = version = 0
+    for span in e.spans:
+        if span.start != at or span.end <= at:
+            raise Refused(
+                "span_invalid", f"a span [{span.start}, {span.end}) where sampled token {at} comes next"
+            )
+        if span.version < version:
+            raise Refused("span_invalid", f"version {span.version} behind version {version}")
+        at, version = span.end, span.version
+    if at != sampled:
+        raise Refused("span_invalid", f"spans cover {at} of {sampled} sampled tokens")
+
+
+@lru_cache(maxsize=256)
+def _ids_below(count: int) -> bytes:
+    return bytes(range(count))
+
+
+def check_routes(e: r.RoutingTrace) -> None:
+    """Rows, ids and dtype fit; data or a claim, not both; no expert twice in a row (C17, C18, C22)."""
+    if e.encoding != "u1":
+        raise Refused("routing_invalid", f"encoding={e.encoding[:20]!r}; known is u1")
+    if not 1 <= e.num_experts <= 256 or not 1 <= e.top_k <= e.num_experts:
+        raise Refused("routing_invalid", f"top {e.top_k} of {e.num_experts} experts in one byte")
+    layers = e.layers
+    if not layers or layers[0] < 0 or any(a >= b for a, b in pairwise(layers)):
+        raise Refused("routing_invalid", f"layers {layers[:16]} do not ascend")
+    if e.rows < 1 or e.start_row < 0:
+        raise Refused("routing_invalid", f"rows [{e.start_row}, {e.start_row} + {e.rows})")
+    size = e.rows * len(layers) * e.top_k
+    if (e.data is None) == (e.claim is None):
+        raise Refused("routing_invalid", "either data or claim, one of them")
+    if e.data is None:
+        return
+    if len(e.data) > CLAIM_CHECK_BYTES:
+        raise Refused(
+            "too_large", f"{len(e.data)} bytes of routes; above {CLAIM_CHECK_BYTES} they are a claim check"
+        )
+    _length("data", e.data, 1, size)
+    if e.data.translate(None, _ids_below(e.num_experts)):
+        raise Refused("routing_invalid", f"an expert id of {e.num_experts} or more")
+    if e.top_k > 1:
+        ids_NK: NDArray[np.uint8] = np.frombuffer(e.data, np.uint8).reshape(-1, e.top_k)
+        if e.top_k > 2:
+            ids_NK = np.sort(ids_NK, axis=1)
+        if (ids_NK[:, 1:] == ids_NK[:, :-1]).any():
+            raise Refused("routing_invalid", "an expert stands twice in one row of one layer")
+
+
+def check_microbatch(m: r.Microbatch, plan: r.PackedBatch) -> int:
+    """All arrays agree, the budget holds, every version lies between the oldest and the base. Returns T."""
+    sequences = len(m.rollout_ids)
+    if sequences == 0:
+        raise Refused("sequence_empty", "a microbatch without sequences")
+    _length("cu_seqlens", m.cu_seqlens, 4, sequences + 1)
+    _length("advantages", m.advantages, 4, sequences)
+    if len(m.traces) != sequences:
+        raise Refused("array_length", f"{len(m.traces)} traces for {sequences} sequences")
+    starts_B1 = np.frombuffer(m.cu_seqlens, "<i4")
+    if starts_B1[0] != 0 or not (starts_B1[1:] > starts_B1[:-1]).all():
+        raise Refused("array_length", "cu_seqlens does not ascend from 0")
+    tokens = int(starts_B1[-1])
+    if tokens > plan.token_budget:
+        raise Refused("over_budget", f"{tokens} tokens in a microbatch of {plan.token_budget}")
+    _length("token_ids", m.token_ids, 4, tokens)
+    _length("loss_mask", m.loss_mask, 1, tokens)
+    _mask(m.loss_mask)
+    trained = m.loss_mask.count(1)
+    _length("logprobs", m.logprobs, 4, trained, "logprob_length")
+    _logprobs(m.logprobs)
+    _length("versions", m.versions, 8, trained)
+    versions_S = np.frombuffer(m.versions, "<i8")
+    if trained and (versions_S.min() < plan.oldest_version or versions_S.max() > plan.base_version):
+        raise Refused("inconsistent", f"versions outside [{plan.oldest_version}, {plan.base_version}]")
+    if not np.isfinite(np.frombuffer(m.advantages, "<f4")).all():
+        raise Refused("not_finite", "an advantage is not finite")
+    return tokens

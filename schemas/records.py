@@ -222,7 +222,7 @@ class PackedBatch(Event, frozen=True, kw_only=True, gc=False):
     total_tokens: int  # over all ranks
     group_ids: tuple[str, ...]  # of the whole plan, in the order taken
     oldest_version: int  # over the whole plan
-    reward_mean: float  # over the scored members of all groups of the plan; for `train-steps`, never for the loss
+    reward_mean: float  # over the scored members of the whole plan; for `train-steps`, never for the loss
     microbatches: tuple[Microbatch, ...]
     plan_digest: str  # blake3 hex over the plan of all ranks
     cut: Cut

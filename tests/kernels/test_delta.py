@@ -1,0 +1,420 @@
+"""The gap coder: exact for every bit pattern and dtype, refuses every damage, writes the documented bytes."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollwire.kernels.delta import frames
+from rollwire.kernels.delta.apply import DeltaStage, apply_delta
+from rollwire.kernels.delta.encode import Delta, encode_delta
+from rollwire.kernels.delta.format import PIECE_ELEMENTS, PRELUDE_BYTES, read_shard
+from rollwire.kernels.digest import StateDigest
+from rollwire.kernels.tensors import LANE_BYTES, State, Tensor, tensor
+from rollwire.schemas.errors import (
+    BaseMismatch,
+    DeltaCorrupt,
+    DigestMismatch,
+    StateMismatch,
+    WeightError,
+)
+
+
+def raw_bits(state: State) -> dict[str, bytes]:
+    return {name: t.bits.tobytes() for name, t in state.items()}
+
+
+def assert_round_trip(old: State, new: State) -> Delta:
+    before = raw_bits(old)
+    delta = encode_delta(old, new)
+    applied = apply_delta(old, delta.shards)
+    assert raw_bits(applied.state) == raw_bits(new)
+    assert {n: (t.dtype, t.shape) for n, t in applied.state.items()} == {
+        n: (t.dtype, t.shape) for n, t in new.items()
+    }
+    assert applied.digest.hex == delta.result.hex == StateDigest.of(new).hex
+    assert raw_bits(old) == before
+    return delta
+
+
+def pair(dtype: str, size: int, density: float, seed: int) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(seed)
+    lane = LANE_BYTES[dtype]
+    old = rng.integers(0, 256, size * lane, dtype=np.uint8).view(f"<u{lane}")
+    new = np.where(
+        rng.random(size) < density, rng.integers(0, 256, size * lane, dtype=np.uint8).view(f"<u{lane}"), old
+    )
+    return tensor(dtype, (size,), old), tensor(dtype, (size,), new)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(LANE_BYTES)),
+            st.integers(0, 2000),
+            st.sampled_from([0.0, 0.002, 0.1, 1.0]),
+            st.integers(0, 2**31),
+        ),
+        max_size=5,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_any_states_round_trip(recipe: list[tuple[str, int, float, int]]) -> None:
+    pairs = [pair(*entry) for entry in recipe]
+    old = {f"t{i}": a for i, (a, _) in enumerate(pairs)}
+    new = {f"t{i}": b for i, (_, b) in enumerate(pairs)}
+    delta = assert_round_trip(old, new)
+    assert delta.changed_elements == sum(int((a.bits != b.bits).sum()) for a, b in pairs)
+    assert delta.total_elements == sum(a.bits.size for a, _ in pairs)
+
+
+@given(st.lists(st.tuples(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF)), max_size=64))
+def test_any_bf16_patterns(patterns: list[tuple[int, int]]) -> None:
+    old = np.array([a for a, _ in patterns], dtype=np.uint16)
+    new = np.array([b for _, b in patterns], dtype=np.uint16)
+    assert_round_trip({"w": tensor("BF16", old.shape, old)}, {"w": tensor("BF16", new.shape, new)})
+
+
+def test_signed_zeros_and_nan_payloads_are_bit_changes() -> None:
+    """C32."""
+    old = np.array([0x0000, 0x8000, 0x7FC0, 0x7FC0, 0x7FC0, 0x7F80], dtype=np.uint16)
+    new = np.array([0x8000, 0x0000, 0x7FC1, 0xFFC0, 0x7F81, 0x7F80], dtype=np.uint16)
+    delta = assert_round_trip({"w": tensor("BF16", (6,), old)}, {"w": tensor("BF16", (6,), new)})
+    assert delta.changed_elements == 5
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F8_E4M3", "F8_E5M2"])
+def test_every_pattern_to_a_shuffled_one(dtype: str) -> None:
+    lane = LANE_BYTES[dtype]
+    every = np.arange(256**lane, dtype=f"<u{lane}")
+    other = np.random.default_rng(3).permutation(every)
+    assert_round_trip({"w": tensor(dtype, every.shape, every)}, {"w": tensor(dtype, other.shape, other)})
+
+
+def test_small_steps_across_zero_are_one_ulp() -> None:
+    """-0.0 and the smallest negative number are neighbours: a change costs the value 1 or 2, not a jump of half the range."""
+    old = np.full(4096, 0x0000, dtype=np.uint16)
+    new = np.full(4096, 0x8000, dtype=np.uint16)
+    near = assert_round_trip({"w": tensor("BF16", (4096,), old)}, {"w": tensor("BF16", (4096,), new)})
+    block = read_shard(near.shards[0])
+    raw = frames.unpack(block.frames[0], block.blocks[0].raw_bytes)
+    assert set(raw[4096:8192]) == {1}  # zigzag(-1)
+    assert set(raw[8192:]) == {0}
+
+
+def test_scalars_empty_tensors_and_one_change() -> None:
+    """C30."""
+    old = {
+        "step": tensor("I64", (), (41).to_bytes(8, "little")),
+        "empty": tensor("F32", (0, 4), b""),
+        "one": tensor("F32", (1,), bytes(4)),
+    }
+    new = old | {"step": tensor("I64", (), (42).to_bytes(8, "little"))}
+    delta = assert_round_trip(old, new)
+    assert delta.changed_elements == 1
+    assert delta.total_elements == 2
+
+
+def test_layouts_keep_their_logical_order() -> None:
+    """C29: transposed, sliced, expanded and Fortran-order arrays."""
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+    views = {
+        "transposed": base.T,
+        "column": base[:, 1:2],
+        "expanded": np.broadcast_to(base[0], (5, 4)),
+        "fortran": np.asfortranarray(base),
+    }
+    old = {name: tensor("F32", view.shape, np.zeros(view.shape, np.float32)) for name, view in views.items()}
+    new = {name: tensor("F32", view.shape, view) for name, view in views.items()}
+    applied = apply_delta(old, encode_delta(old, new).shards)
+    for name, view in views.items():
+        result = applied.state[name].bits.view(np.float32).reshape(view.shape)
+        assert (result == view).all()
+
+
+def test_odd_widths_and_packed_formats() -> None:
+    """C31: padded E8M0 scales, odd rows of packed 4-bit values, bools."""
+    for dtype, shape in (("F8_E8M0", (7, 3)), ("U8", (5, 13)), ("BOOL", (9,)), ("I8", (1, 1, 11))):
+        size = int(np.prod(shape))
+        old, new = pair(dtype, size, 0.5, seed=size)
+        assert_round_trip({"w": Tensor(dtype, shape, old.bits)}, {"w": Tensor(dtype, shape, new.bits)})
+
+
+def test_a_made_up_dtype_is_refused_before_anything() -> None:
+    fake = Tensor("F4_E9M9", (4,), np.zeros(4, np.uint8))
+    with pytest.raises(StateMismatch, match="F4_E9M9"):
+        encode_delta({"w": fake}, {"w": fake})
+
+
+def test_wide_gaps_and_several_pieces_blocks_and_shards() -> None:
+    size = 2 * PIECE_ELEMENTS + 12_345
+    old = np.zeros(size, dtype=np.uint8)
+    new = old.copy()
+    for at in (0, 254, 255 + 255, 1000, PIECE_ELEMENTS - 1, PIECE_ELEMENTS, size - 1):
+        new[at] = 9
+    dense = np.random.default_rng(0).integers(0, 2**16, 5 * PIECE_ELEMENTS, dtype=np.uint16)
+    states = (
+        {"big": tensor("U8", (size,), old), "dense": tensor("BF16", dense.shape, np.zeros_like(dense))},
+        {"big": tensor("U8", (size,), new), "dense": tensor("BF16", dense.shape, dense)},
+    )
+    assert_round_trip(*states)
+    one = encode_delta(*states)
+    several = encode_delta(*states, shard_bytes=1 << 20, threads=2)
+    assert len(one.shards) == 1
+    assert len(several.shards) == 2
+    assert several == encode_delta(*states, shard_bytes=1 << 20)._replace(result=several.result)
+    applied = apply_delta(states[0], reversed(several.shards))
+    assert applied.digest.hex == one.result.hex
+
+
+def test_equal_states_have_no_shards() -> None:
+    """C24: an empty delta, with an equal digest."""
+    old, _ = pair("BF16", 100, 0.5, seed=1)
+    delta = encode_delta({"w": old}, {"w": Tensor(old.dtype, old.shape, old.bits.copy())})
+    assert delta.shards == ()
+    assert delta.result.hex == delta.base
+    applied = apply_delta({"w": old}, delta.shards)
+    assert applied.state["w"].bits is old.bits
+
+
+@pytest.mark.parametrize(
+    "new_names", [["blocks.0.to_q.weight", "b"], ["b"], ["blocks.0.attn1.to_q.weight", "b", "c"]]
+)
+def test_renamed_dropped_and_added_tensors_are_refused(new_names: list[str]) -> None:
+    """C27."""
+    t, _ = pair("BF16", 10, 0.0, seed=0)
+    with pytest.raises(StateMismatch, match="lacks"):
+        encode_delta({"blocks.0.attn1.to_q.weight": t, "b": t}, dict.fromkeys(new_names, t))
+
+
+def test_other_dtype_or_shape_is_refused_on_both_sides() -> None:
+    a, b = pair("BF16", 12, 1.0, seed=0)
+    for other in (Tensor("F16", (12,), b.bits), Tensor("BF16", (3, 4), b.bits)):
+        with pytest.raises(StateMismatch, match="w:"):
+            encode_delta({"w": a}, {"w": other})
+        with pytest.raises(StateMismatch, match="w:"):
+            apply_delta(
+                {"w": Tensor(other.dtype, other.shape, a.bits)}, encode_delta({"w": a}, {"w": b}).shards
+            )
+    with pytest.raises(StateMismatch, match="not held"):
+        apply_delta({"v": a}, encode_delta({"w": a}, {"w": b}).shards)
+
+
+def test_another_base_is_refused_and_nothing_moves() -> None:
+    """C23: a delta on v2 is not applied to v1, nor twice."""
+    v1, v2 = pair("BF16", 500, 0.1, seed=1)
+    _, v3 = pair("BF16", 500, 0.1, seed=2)
+    delta = encode_delta({"w": v2}, {"w": v3})
+    before = v1.bits.copy()
+    with pytest.raises(BaseMismatch, match="held is"):
+        apply_delta({"w": v1}, delta.shards)
+    with pytest.raises(BaseMismatch):
+        apply_delta({"w": v3}, delta.shards)
+    assert (v1.bits == before).all()
+
+
+def test_a_base_digest_that_lies_is_caught_by_the_next_full_check() -> None:
+    """Somebody flipped a bit in memory: the incremental digest believes its base, blake3 and a recount do not."""
+    v1, v2 = pair("BF16", 500, 0.1, seed=1)
+    delta = encode_delta({"w": v1}, {"w": v2})
+    damaged = v1.bits.copy()
+    damaged[int(np.flatnonzero(v1.bits == v2.bits)[0])] ^= 1
+    applied = apply_delta(
+        {"w": Tensor("BF16", (500,), damaged)}, delta.shards, digest=StateDigest.of({"w": v1})
+    )
+    assert StateDigest.of(applied.state).hex != applied.digest.hex
+    with pytest.raises(BaseMismatch):
+        apply_delta({"w": Tensor("BF16", (500,), damaged)}, delta.shards)
+
+
+def small_delta() -> tuple[State, Delta]:
+    a, b = pair("BF16", 300, 0.05, seed=5)
+    c, d = pair("F32", 20, 0.5, seed=6)
+    old = {"a": a, "c": c}
+    return old, encode_delta(old, {"a": b, "c": d})
+
+
+def test_every_single_byte_of_damage_is_refused() -> None:
+    old, delta = small_delta()
+    before = raw_bits(old)
+    shard = delta.shards[0]
+    for at in range(len(shard)):
+        for flip in (0x01, 0x80, 0xFF):
+            bad = bytearray(shard)
+            bad[at] ^= flip
+            with pytest.raises(DeltaCorrupt):
+                apply_delta(old, [bytes(bad)])
+    for length in range(len(shard)):
+        with pytest.raises(DeltaCorrupt):
+            apply_delta(old, [shard[:length]])
+    with pytest.raises(DeltaCorrupt):
+        apply_delta(old, [shard + b"\0"])
+    assert raw_bits(old) == before
+
+
+def resealed(shard: bytes, body: bytes, **table: int) -> bytes:
+    """The shard with another body and a checksum that holds: damage by a writer, not by the way."""
+    head = bytearray(shard[: PRELUDE_BYTES - 16])
+    if table:
+        struct.pack_into("<QQ", head, 80, table["packed"], table["raw"])
+    seal = blake3(bytes(head) + body).digest(length=16)
+    return bytes(head) + seal + body
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_damage_under_a_right_checksum_never_passes_as_the_result(data: st.DataObject) -> None:
+    """Bounds are checked, not only sums: whatever the bytes are, an error of ours or the right state comes out."""
+    old, delta = small_delta()
+    shard = delta.shards[0]
+    parsed = read_shard(shard)
+    table_end = len(shard) - sum(len(frame) for frame in parsed.frames)
+    table = bytearray(frames.unpack(shard[PRELUDE_BYTES:table_end], struct.unpack_from("<Q", shard, 88)[0]))
+    contents = [
+        bytearray(frames.unpack(frame, block.raw_bytes))
+        for frame, block in zip(parsed.frames, parsed.blocks, strict=True)
+    ]
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(table) - 1))
+        table[at] ^= data.draw(st.integers(1, 255))
+    else:
+        content = data.draw(st.sampled_from(contents))
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] ^= data.draw(st.integers(1, 255))
+    packed = frames.pack(bytes(table))
+    body = packed + b"".join(frames.pack(bytes(content)) for content in contents)
+    before = raw_bits(old)
+    try:
+        applied = apply_delta(old, [resealed(shard, body, packed=len(packed), raw=len(table))])
+    except WeightError:
+        pass
+    else:  # a piece said to end elsewhere than it did, say
+        assert StateDigest.of(applied.state).hex == delta.result.hex
+    assert raw_bits(old) == before
+
+
+def test_missing_repeated_and_foreign_shards() -> None:
+    old, new = pair("BF16", 5 * PIECE_ELEMENTS, 1.0, seed=1)
+    delta = encode_delta({"w": old}, {"w": new}, shard_bytes=1)
+    assert len(delta.shards) == 2
+    with pytest.raises(DeltaCorrupt, match="1 of 2"):
+        apply_delta({"w": old}, delta.shards[:1])
+    with pytest.raises(DeltaCorrupt, match="repeat"):
+        apply_delta({"w": old}, [delta.shards[0], delta.shards[0]])
+
+
+def test_unknown_versions_and_coders_are_named() -> None:
+    old, delta = small_delta()
+    shard = bytearray(delta.shards[0])
+    shard[4] = 2
+    with pytest.raises(DeltaCorrupt, match="version 2"):
+        apply_delta(old, [bytes(shard)])
+    shard[4], shard[5] = 1, 9
+    with pytest.raises(DeltaCorrupt, match="coder 9"):
+        apply_delta(old, [bytes(shard)])
+
+
+def test_wrong_result_is_refused() -> None:
+    old, delta = small_delta()
+    shard = bytearray(delta.shards[0])
+    shard[48] ^= 1
+    with pytest.raises(DigestMismatch):
+        apply_delta(old, [resealed(bytes(shard), bytes(shard[PRELUDE_BYTES:]))])
+
+
+def test_stage_applies_several_deltas_and_copies_once() -> None:
+    v1, v2 = pair("BF16", 400, 0.1, seed=1)
+    rng = np.random.default_rng(9)
+    v3 = Tensor("BF16", (400,), v2.bits ^ (rng.random(400) < 0.1).astype(np.uint16))
+    still, _ = pair("F32", 10, 0.0, seed=2)
+    states: list[State] = [{"w": t, "still": still} for t in (v1, v2, v3)]
+    stage = DeltaStage(states[0], StateDigest.of(states[0]))
+    stage.apply(encode_delta(states[0], states[1]).shards)
+    staged = stage.done().state["w"].bits
+    stage.apply(encode_delta(states[1], states[2]).shards)
+    done = stage.done()
+    assert done.state["w"].bits is staged
+    assert done.state["still"].bits is still.bits
+    assert raw_bits(done.state) == raw_bits(states[2])
+
+
+def test_frames_refuse_a_second_frame_and_lying_sizes() -> None:
+    """C79, C82."""
+    one, two = frames.pack(b"A" * 1000), frames.pack(b"B" * 1000)
+    for bad, size in (
+        (one + two, 2000),
+        (one + two, 1000),
+        (one + b"junk", 1000),
+        (one, 999),
+        (b"", 0),
+        (one[:-1], 1000),
+    ):
+        with pytest.raises(DeltaCorrupt):
+            frames.unpack(bad, size)
+    bomb = frames.pack(bytes(64 << 20))
+    assert len(bomb) < 10_000
+    with pytest.raises(DeltaCorrupt, match="states"):
+        frames.unpack(bomb, 1000)
+    sizeless = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(b"A" * 1000)
+    with pytest.raises(DeltaCorrupt):
+        frames.unpack(sizeless, 1000)
+
+
+def test_sixteen_threads_at_once() -> None:
+    """C81: one compressor a thread."""
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(40):
+                old, new = pair("BF16", 500, 0.2, seed * 1000 + i)
+                assert_round_trip({"w": old}, {"w": new})
+        except BaseException as error:  # noqa: BLE001  # a thread's failure must fail the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_golden_shard() -> None:
+    """Version 1 of the format, byte by byte where zstd leaves no freedom: what was written stays readable."""
+    old = {
+        "a": tensor("BF16", (300,), np.zeros(300, np.uint16)),
+        "b": tensor("U8", (3,), np.array([1, 2, 3], np.uint8)),
+    }
+    a = np.zeros(300, np.uint16)
+    a[0], a[299] = 1, 0x8000
+    new = {"a": tensor("BF16", (300,), a), "b": tensor("U8", (3,), np.array([1, 1, 3], np.uint8))}
+    golden = bytes.fromhex(
+        "5257444c010100000000000001000000a0bf9f4676fd6c11f65f2c90e3d44d91a727d623c6b9902d568b21f74ad64023"
+        "bdd8b8641effe7e488f8c4c46833987fb188382053c92142e1596159b706c4d12c000000000000002300000000000000"
+        "2f1c466d8d8eeaf42c2210e164e4358228b52ffd20231901009191929297a161a44246313691cd012c00cd012c020197"
+        "a162a255389103000301001528b52ffd200c61000000ff012b0000000201010000"
+    )
+    assert raw_bits(apply_delta(old, [golden]).state) == raw_bits(new)
+
+    for shard in (golden, encode_delta(old, new).shards[0]):
+        assert shard[:16] == b"RWDL\x01\x01\0\0" + struct.pack("<II", 0, 1)
+        assert shard[16:48].hex() == StateDigest.of(old).hex
+        assert shard[48:80].hex() == StateDigest.of(new).hex
+        packed, raw = struct.unpack("<QQ", shard[80:96])
+        assert shard[96:112] == blake3(shard[:96] + shard[112:]).digest(length=16)
+        table = zstandard.ZstdDecompressor().decompress(shard[112 : 112 + packed])
+        assert len(table) == raw
+        pieces = [["a", "BF16", [300], 0, 300, 2, 1], ["b", "U8", [3], 0, 3, 1, 0]]
+        assert msgspec.msgpack.decode(table) == [[[pieces, len(shard) - 112 - packed]]]
+        block = zstandard.ZstdDecompressor().decompress(shard[112 + packed :])
+        # gaps 0, 255 (+43: 298 unchanged between), 1; then 43; then zigzag(+1) = 2, zigzag(-1) = 1, zigzag(-1) = 1
+        assert block == bytes([0, 255, 1]) + struct.pack("<I", 43) + bytes([2, 1, 1]) + bytes([0, 0])

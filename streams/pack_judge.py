@@ -1,0 +1,79 @@
+"""Whether a group may be trained on at the version of use: pure, one group at a time (law 6, cases C03 and C13)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rollwire.kernels.packing import check_length
+from rollwire.schemas.errors import Refused
+from rollwire.schemas.reasons import Reason
+from rollwire.schemas.records import Group
+from rollwire.streams.pack_layout import oldest_version, token_count, trained_members
+
+
+class Facts(NamedTuple):
+    """What judging needs to know of a group, computed once."""
+
+    oldest_version: int
+    newest_version: int
+    flaw: tuple[Reason, str] | None  # a reason that no version can change
+
+
+class Bad(NamedTuple):
+    reason: Reason
+    detail: str
+    quarantine: bool  # the raw event goes to `dead-letters` as well
+
+
+def examine(group: Group, *, token_budget: int) -> Facts:
+    """The facts of a group that came through the codec."""
+    newest = max(span.version for member in group.members for span in member.rollout.spans)
+    return Facts(oldest_version([group]), newest, _flaw(group, token_budget))
+
+
+def judge_once(group: Group, facts: Facts, *, model: str, lineage: str, latest_version: int) -> Bad | None:
+    """What is decided when the group arrives and holds for ever. `latest_version` must be the end of
+    `weight-versions` if a version from the future is to be believed: ask again after reading on."""
+    if group.lineage != lineage or group.model != model:
+        return Bad(
+            "lineage_abandoned",
+            f"sampled from model {group.model!r}, lineage {group.lineage}; trained is {model!r}, lineage {lineage}",
+            quarantine=True,
+        )
+    if facts.newest_version > latest_version:
+        return Bad(
+            "version_future",
+            f"sampled from version {facts.newest_version}; the latest that was published is {latest_version}",
+            quarantine=True,
+        )
+    if facts.flaw is not None:
+        return Bad(*facts.flaw, quarantine=False)
+    return None
+
+
+def judge_at(facts: Facts, *, base_version: int, max_lag_versions: int) -> Bad | None:
+    """Staleness for the version of use: policy versions between the oldest span and `base_version`, limit included."""
+    lag = base_version - facts.oldest_version
+    if lag > max_lag_versions:
+        return Bad(
+            "stale",
+            f"lag of {lag} policy versions: oldest span {facts.oldest_version}, version of use {base_version}, "
+            f"max_lag_versions {max_lag_versions}",
+            quarantine=False,
+        )
+    return None
+
+
+def _flaw(group: Group, token_budget: int) -> tuple[Reason, str] | None:
+    trained = trained_members(group)
+    if not trained or all(member.reward is None for member in group.members):
+        return "unscorable", f"none of {len(group.members)} members has a reward and an advantage"
+    for member in trained:
+        try:
+            check_length(token_count(member), token_budget)
+        except Refused as refused:
+            reason: Reason = "sequence_empty" if refused.reason == "sequence_empty" else "over_budget"
+            return reason, f"{member.rollout.rollout_id}: {refused.detail}"
+        if not any(member.rollout.loss_mask):
+            return "sequence_empty", f"{member.rollout.rollout_id}: the mask keeps no token"
+    return None

@@ -1,0 +1,165 @@
+"""Lays chosen groups out as the step plan of every rank: the arrays of `PackedBatch`, and the digest of the whole plan.
+
+Legend: B sequences of a microbatch, T their tokens laid end to end, S their trained (masked) tokens laid end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import blake3
+import msgspec
+import numpy as np
+
+from rollwire.kernels.packing import CostModel, plan_microbatches
+from rollwire.schemas.records import Cut, Group, Member, Microbatch, PackedBatch, Position
+
+_TOKEN_DTYPES: Final[dict[str, np.dtype[Any]]] = {name: np.dtype("<" + name) for name in ("u1", "u2", "u4")}
+
+
+class PlanFrame(NamedTuple):
+    """What a plan is for: everything but the groups."""
+
+    model: str
+    lineage: str
+    step: int
+    base_version: int
+    ranks: int
+    token_budget: int
+    max_lag_versions: int
+    cost: CostModel
+    cut: Cut
+
+
+def trained_members(group: Group) -> list[Member]:
+    """The members that are trained on: those with an advantage."""
+    return [member for member in group.members if member.advantage is not None]
+
+
+def token_count(member: Member) -> int:
+    """T of one rollout."""
+    return len(member.rollout.token_ids) // _TOKEN_DTYPES[member.rollout.token_dtype].itemsize
+
+
+def oldest_version(groups: Sequence[Group]) -> int:
+    """Of all spans of all members: a group lives or dies as a whole."""
+    return min(span.version for group in groups for member in group.members for span in member.rollout.spans)
+
+
+def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...]:
+    """One `PackedBatch` per rank, all with the digest of the whole plan. Equal inputs give equal bytes.
+
+    Raises `Refused` where a sequence is empty or longer than the budget, `ConfigError` for impossible settings.
+    """
+    members = [member for group in groups for member in trained_members(group)]
+    lengths_B = [token_count(member) for member in members]
+    layout = plan_microbatches(lengths_B, frame.cost.costs(lengths_B), frame.ranks, frame.token_budget)
+    rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
+    batches = [
+        PackedBatch(
+            model=frame.model,
+            lineage=frame.lineage,
+            step=frame.step,
+            base_version=frame.base_version,
+            rank=rank,
+            ranks=frame.ranks,
+            token_budget=frame.token_budget,
+            max_lag_versions=frame.max_lag_versions,
+            total_sequences=len(members),
+            total_tokens=sum(lengths_B),
+            group_ids=tuple(group.group_id for group in groups),
+            oldest_version=oldest_version(groups),
+            reward_mean=math.fsum(rewards) / len(rewards),
+            microbatches=tuple(build_microbatch([members[i] for i in indices]) for indices in microbatches),
+            plan_digest="",
+            cut=frame.cut,
+        )
+        for rank, microbatches in enumerate(layout)
+    ]
+    digest = plan_digest(batches)
+    return tuple(msgspec.structs.replace(batch, plan_digest=digest) for batch in batches)
+
+
+def build_microbatch(members: Sequence[Member]) -> Microbatch:
+    """The arrays of one microbatch, in the order of `members`; each must have an advantage."""
+    rollouts = [member.rollout for member in members]
+    tokens = [np.frombuffer(r.token_ids, _TOKEN_DTYPES[r.token_dtype]) for r in rollouts]
+    cu_seqlens = np.zeros(len(rollouts) + 1, "<i4")
+    np.cumsum([t.size for t in tokens], out=cu_seqlens[1:])
+    tokens_T = np.concatenate(tokens).astype("<u4")
+    mask_T = np.frombuffer(b"".join(r.loss_mask for r in rollouts), np.uint8)
+    # Logprobs and spans count sampled tokens; the trained ones among them are those that the mask keeps.
+    segments = [s for r in rollouts for s in r.segments]
+    sampled_T = np.repeat([s.kind == "sampled" for s in segments], [s.end - s.start for s in segments])
+    trained = mask_T[sampled_T] != 0
+    logprobs_S = np.frombuffer(b"".join(r.logprobs for r in rollouts), "<f4")[trained]
+    spans = [s for r in rollouts for s in r.spans]
+    versions_S = np.repeat(np.array([s.version for s in spans], "<i8"), [s.end - s.start for s in spans])[
+        trained
+    ]
+    return Microbatch(
+        rollout_ids=tuple(r.rollout_id for r in rollouts),
+        cu_seqlens=cu_seqlens.tobytes(),
+        token_ids=tokens_T.tobytes(),
+        loss_mask=mask_T.tobytes(),
+        logprobs=logprobs_S.tobytes(),
+        versions=versions_S.tobytes(),
+        advantages=np.array([member.advantage for member in members], "<f4").tobytes(),
+        traces=tuple(member.trace for member in members),
+    )
+
+
+def plan_digest(batches: Sequence[PackedBatch]) -> str:
+    """blake3 (hex) over the plan of all ranks in a canonical form.
+
+    Covered: what is trained on and how (frame, groups, microbatches, trace positions), rank by rank. Not covered: the
+    cut and this digest, so that a replay which follows other offsets can still be compared. Each field is its length
+    as 8 little-endian bytes, then its bytes; integers are decimal ASCII.
+    """
+    hasher = blake3.blake3()
+    for batch in sorted(batches, key=lambda batch: batch.rank):
+        _feed(
+            hasher,
+            batch.model,
+            batch.lineage,
+            batch.step,
+            batch.base_version,
+            batch.rank,
+            batch.ranks,
+            batch.token_budget,
+            batch.max_lag_versions,
+            batch.total_sequences,
+            batch.total_tokens,
+            batch.oldest_version,
+            np.array(batch.reward_mean, "<f8").tobytes(),
+            len(batch.group_ids),
+            *batch.group_ids,
+            len(batch.microbatches),
+        )
+        for microbatch in batch.microbatches:
+            _feed(
+                hasher,
+                len(microbatch.rollout_ids),
+                *microbatch.rollout_ids,
+                microbatch.cu_seqlens,
+                microbatch.token_ids,
+                microbatch.loss_mask,
+                microbatch.logprobs,
+                microbatch.versions,
+                microbatch.advantages,
+                *(_trace(trace) for trace in microbatch.traces),
+            )
+    return hasher.hexdigest()
+
+
+def _trace(trace: Position | None) -> str:
+    return "" if trace is None else f"{trace.topic}/{trace.partition}/{trace.offset}"
+
+
+def _feed(hasher: blake3.blake3, *fields: str | int | bytes) -> None:
+    for field in fields:
+        data = field if isinstance(field, bytes) else str(field).encode()
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)

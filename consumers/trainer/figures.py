@@ -1,0 +1,90 @@
+"""What one rank measured while it computed a step, and the `train-steps` event of all of them. Needs no torch.
+
+Legend: S trained tokens, in the order of ranks and microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rollwire.consumers.trainer.measure import lag_histogram
+from rollwire.kernels.mismatch import mismatch
+from rollwire.schemas.errors import PlanViolation
+from rollwire.schemas.records import OffsetRange, PackedBatch, TrainStep
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one rank and step. Arrays are little-endian bytes, since they cross a pipe."""
+
+    loss: float  # this rank's sum over sequences, divided by the plan's total
+    pi: bytes  # [S] f4 log pi as trained
+    mu: bytes  # [S] f4 log mu as sampled
+    free_pi: bytes | None  # [S] f4 log pi with a free router; None = not measured
+    versions: bytes  # [S] i8
+    entropy_sum: float  # nats
+    truncated: int  # tokens whose ratio hit its bound
+    routes_differing: int  # (token, layer) pairs whose set of experts differs from the recorded one
+    routes_compared: int  # 0 = not measured
+
+
+def train_step(
+    plan: PackedBatch,
+    figures: Sequence[Figures],
+    consumed: tuple[OffsetRange, ...],
+    *,
+    grad_norm: float,
+    learning_rate: float,
+    duration_s: float,
+    settings: dict[str, str],
+) -> TrainStep:
+    """The event of a step; `state_digest` and `finished_us` are filled in when its version stands in the store.
+
+    Raises `PlanViolation` for a plan that trains on no token at all.
+    """
+    pi_S = _joined([one.pi for one in figures], "<f4")
+    mu_S = _joined([one.mu for one in figures], "<f4")
+    versions_S = _joined([one.versions for one in figures], "<i8")
+    if pi_S.size == 0:
+        raise PlanViolation(f"the plan of step {plan.step} trains on no token")
+    same_S = versions_S == plan.base_version
+    free = [one.free_pi for one in figures if one.free_pi is not None]
+    compared = sum(one.routes_compared for one in figures)
+    return TrainStep(
+        model=plan.model,
+        lineage=plan.lineage,
+        step=plan.step,
+        base_version=plan.base_version,
+        version=plan.base_version + 1,
+        loss=sum(one.loss for one in figures),
+        grad_norm=grad_norm,
+        entropy=sum(one.entropy_sum for one in figures) / pi_S.size,
+        learning_rate=learning_rate,
+        reward_mean=plan.reward_mean,
+        sequences=plan.total_sequences,
+        tokens=plan.total_tokens,
+        trained_tokens=int(pi_S.size),
+        groups=len(plan.group_ids),
+        max_lag=plan.base_version - plan.oldest_version,
+        lag_histogram=lag_histogram(versions_S, plan.base_version),
+        mismatch=mismatch(pi_S, mu_S),
+        mismatch_same_version=mismatch(pi_S[same_S], mu_S[same_S]) if same_S.any() else None,
+        mismatch_no_replay=mismatch(_joined(free, "<f4"), mu_S) if free else None,
+        routes_differing=sum(one.routes_differing for one in figures) / compared if compared else None,
+        ratio_truncated=sum(one.truncated for one in figures) / pi_S.size,
+        tokens_per_s=plan.total_tokens / duration_s,
+        duration_ms=duration_s * 1e3,
+        consumed=consumed,
+        plan_digest=plan.plan_digest,
+        state_digest="",
+        settings=settings,
+        finished_us=0,
+    )
+
+
+def _joined(parts: Sequence[bytes], dtype: str) -> NDArray[Any]:
+    return np.frombuffer(b"".join(parts), dtype)

@@ -1,0 +1,147 @@
+"""What the log says of a lineage, and where the trainer goes on. Pure but for `read_history`.
+
+After a crash the log alone decides: versions without holes, one `train-steps` event for each, their consumed ranges
+without gaps and ending at the committed offsets. Anything else halts; lost offsets never retrain history (law 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rollwire.schemas.errors import OffsetLost, PlanViolation
+from rollwire.schemas.records import OffsetRange, TrainStep, WeightVersion
+from rollwire.streams.emit import decode_record
+from rollwire.streams.seams.clock import Clock
+from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.scan import scan
+
+BATCHES = "packed-batches"
+STEPS = "train-steps"
+VERSIONS = "weight-versions"
+
+
+class History(NamedTuple):
+    """The committed past of one lineage, in order. `versions[v]` is version v; `steps[s - 1]` is step s."""
+
+    versions: tuple[WeightVersion, ...]
+    steps: tuple[TrainStep, ...]
+
+
+class Resume(NamedTuple):
+    """Restore `checkpoint`, replay `steps` from `offsets`, go on after the last of them."""
+
+    checkpoint: WeightVersion
+    steps: tuple[TrainStep, ...]
+    offsets: tuple[int, ...]  # by rank, at the checkpoint
+    last: WeightVersion
+
+
+def batch_partitions(ranks: int) -> list[TopicPartition]:
+    """Rank r reads partition r."""
+    return [TopicPartition(BATCHES, rank) for rank in range(ranks)]
+
+
+def read_history(log: Log, model: str, lineage: str, *, deadline_s: float, clock: Clock) -> History:
+    """Both topics to where they end now. Repeats are dropped by their natural keys (law 4)."""
+    versions: dict[int, WeightVersion] = {}
+    steps: dict[int, TrainStep] = {}
+    for record in scan(log, (VERSIONS, STEPS), patience_s=deadline_s, clock=clock):
+        event = decode_record(record)
+        if not isinstance(event, WeightVersion | TrainStep) or (event.model, event.lineage) != (
+            model,
+            lineage,
+        ):
+            continue
+        if isinstance(event, WeightVersion):
+            versions.setdefault(event.version, event)
+        else:
+            steps.setdefault(event.step, event)
+    return order_history(versions.values(), steps.values())
+
+
+def order_history(versions: Iterable[WeightVersion], steps: Iterable[TrainStep]) -> History:
+    """Raises `PlanViolation` for a hole, `OffsetLost` for consumed ranges that do not join."""
+    ordered_versions = tuple(sorted(versions, key=lambda event: event.version))
+    ordered_steps = tuple(sorted(steps, key=lambda event: event.step))
+    numbers = [event.version for event in ordered_versions]
+    if numbers != list(range(len(numbers))):
+        raise PlanViolation(f"the lineage's versions have a hole: {_holes(numbers)}")
+    if [event.step for event in ordered_steps] != numbers[1:]:
+        raise PlanViolation(
+            f"{len(numbers)} versions, but train-steps {[e.step for e in ordered_steps][-5:]} (last 5)"
+        )
+    for version, step in zip(ordered_versions[1:], ordered_steps, strict=True):
+        if version.version != step.version or version.state_digest != step.state_digest:
+            raise PlanViolation(f"version {version.version} and train-step {step.step} name different states")
+    for before, after in pairwise(ordered_steps):
+        check_joined(before.consumed, after.consumed, after.step)
+    return History(ordered_versions, ordered_steps)
+
+
+def check_joined(before: Sequence[OffsetRange], after: Sequence[OffsetRange], step: int) -> None:
+    """Step `step` began where the step before it had ended, on every rank."""
+    ends = {(r.topic, r.partition): r.end for r in before}
+    starts = {(r.topic, r.partition): r.start for r in after}
+    if ends != starts:
+        raise OffsetLost(
+            f"step {step} began at {starts}, the step before it ended at {ends}: records were passed over"
+        )
+
+
+def plan_resume(
+    history: History,
+    committed: Mapping[TopicPartition, int],
+    beginnings: Mapping[TopicPartition, int],
+    ranks: int,
+) -> Resume:
+    """Where to go on. Needs at least version 0.
+
+    Raises `OffsetLost` where the committed offsets are not the end of the last step, or where the batches since the
+    newest checkpoint are no longer in the log.
+    """
+    last = history.versions[-1]
+    checkpoint = next((v for v in reversed(history.versions) if v.checkpoint is not None), None)
+    if checkpoint is None:
+        raise PlanViolation(f"lineage {last.lineage} names no checkpoint, not even at version 0")
+    partitions = batch_partitions(ranks)
+    missing = [p for p in partitions if p not in committed]
+    if missing:
+        raise OffsetLost(
+            f"version {last.version} is committed, but the consumer group has no offset for {missing}"
+        )
+    offsets = tuple(committed[p] for p in partitions)
+    if history.steps:
+        ends = range_ends(history.steps[-1].consumed, ranks)
+        if ends != offsets:
+            raise OffsetLost(
+                f"the consumer group stands at {offsets}, step {history.steps[-1].step} ended at {ends}: the group's "
+                "offsets were reset or belong to another run; restore them, they are not skipped"
+            )
+    replayed = history.steps[checkpoint.step :]
+    start = tuple(_range(replayed[0].consumed, rank).start for rank in range(ranks)) if replayed else offsets
+    for partition, offset in zip(partitions, start, strict=True):
+        if offset < beginnings[partition]:
+            raise OffsetLost(
+                f"{partition.topic}[{partition.partition}] begins at {beginnings[partition]}, the checkpoint of version "
+                f"{checkpoint.version} needs it from {offset}: retention removed steps that must be replayed"
+            )
+    return Resume(checkpoint, replayed, start, last)
+
+
+def range_ends(consumed: Sequence[OffsetRange], ranks: int) -> tuple[int, ...]:
+    return tuple(_range(consumed, rank).end for rank in range(ranks))
+
+
+def _range(consumed: Sequence[OffsetRange], rank: int) -> OffsetRange:
+    for one in consumed:
+        if (one.topic, one.partition) == (BATCHES, rank):
+            return one
+    raise PlanViolation(f"a train-step names no range of {BATCHES}[{rank}]: was the number of ranks changed?")
+
+
+def _holes(numbers: Sequence[int]) -> str:
+    return (
+        ", ".join(str(n) for n in range(max(numbers) + 1) if n not in set(numbers)) or f"repeats in {numbers}"
+    )

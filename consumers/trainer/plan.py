@@ -1,0 +1,110 @@
+"""What the trainer asserts of a step plan before it computes. It never filters (law 6): a plan that breaks a law halts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollwire.schemas.errors import PlanViolation
+from rollwire.schemas.records import Microbatch, PackedBatch
+
+
+class Arrays(NamedTuple):
+    """A microbatch as arrays. B sequences, T tokens laid end to end, S trained tokens in order."""
+
+    cu_seqlens: NDArray[np.int32]  # [B + 1]
+    tokens_T: NDArray[np.int64]
+    mask_T: NDArray[np.bool_]  # S of them are set
+    logp_S: NDArray[np.float32]  # log mu, as sampled
+    versions_S: NDArray[np.int64]
+    advantages_B: NDArray[np.float32]
+
+
+class Expected(NamedTuple):
+    """What the next plan of this rank must say."""
+
+    model: str
+    lineage: str
+    step: int
+    version: int  # the version held, to which the step is applied
+    rank: int
+    ranks: int
+
+
+def check_plan(batch: PackedBatch, expected: Expected) -> list[Arrays]:
+    """The microbatches of `batch` as arrays; raises `PlanViolation` where the plan is not the expected one.
+
+    Checked: whose it is, step order, base version, rank, token budget, array lengths, and for every single token
+    `0 <= base_version - version <= max_lag_versions` (law 6: judged for the version of use, by the oldest span).
+    """
+    for name, got, want in (
+        ("model", batch.model, expected.model),
+        ("lineage", batch.lineage, expected.lineage),
+        ("step", batch.step, expected.step),
+        ("base version", batch.base_version, expected.version),
+        ("rank", batch.rank, expected.rank),
+        ("ranks", batch.ranks, expected.ranks),
+    ):
+        if got != want:
+            raise PlanViolation(f"{_name(batch)}: {name} is {got!r}, the trainer expects {want!r}")
+    lag = batch.base_version - batch.oldest_version
+    if not 0 <= lag <= batch.max_lag_versions:
+        raise PlanViolation(
+            f"{_name(batch)}: its oldest span lags {lag} versions of at most {batch.max_lag_versions}"
+        )
+    return [_check_microbatch(batch, index, micro) for index, micro in enumerate(batch.microbatches)]
+
+
+def check_agreement(digests: Sequence[str], step: int) -> None:
+    """All ranks hold slices of one plan."""
+    if len(set(digests)) > 1:
+        raise PlanViolation(f"the ranks hold different plans for step {step}: {', '.join(digests)}")
+
+
+def _check_microbatch(batch: PackedBatch, index: int, micro: Microbatch) -> Arrays:
+    arrays = Arrays(
+        cu_seqlens=np.frombuffer(micro.cu_seqlens, "<i4"),
+        tokens_T=np.frombuffer(micro.token_ids, "<u4").astype(np.int64),
+        mask_T=np.frombuffer(micro.loss_mask, "u1").astype(np.bool_),
+        logp_S=np.frombuffer(micro.logprobs, "<f4"),
+        versions_S=np.frombuffer(micro.versions, "<i8"),
+        advantages_B=np.frombuffer(micro.advantages, "<f4"),
+    )
+    where = f"{_name(batch)}, microbatch {index}"
+    sequences, tokens, trained = len(micro.rollout_ids), arrays.tokens_T.size, int(arrays.mask_T.sum())
+    ends = arrays.cu_seqlens
+    if ends.size != sequences + 1 or ends[0] != 0 or ends[-1] != tokens or bool((np.diff(ends) <= 0).any()):
+        raise PlanViolation(
+            f"{where}: boundaries {ends.tolist()} do not tile {tokens} tokens of {sequences} sequences"
+        )
+    if tokens > batch.token_budget:
+        raise PlanViolation(f"{where}: {tokens} tokens are over the budget of {batch.token_budget}")
+    for name, size, want in (
+        ("loss_mask", arrays.mask_T.size, tokens),
+        ("logprobs", arrays.logp_S.size, trained),
+        ("versions", arrays.versions_S.size, trained),
+        ("advantages", arrays.advantages_B.size, sequences),
+        ("traces", len(micro.traces), sequences),
+    ):
+        if size != want:
+            raise PlanViolation(f"{where}: {name} has {size} entries, not {want}")
+    if bool(arrays.mask_T[ends[:-1]].any()):
+        raise PlanViolation(f"{where}: trains on the first token of a sequence, which nothing predicts")
+    for name, values in (("logprobs", arrays.logp_S), ("advantages", arrays.advantages_B)):
+        if not bool(np.isfinite(values).all()):
+            raise PlanViolation(f"{where}: {name} are not all finite")
+    if trained:
+        oldest, newest = int(arrays.versions_S.min()), int(arrays.versions_S.max())
+        if newest > batch.base_version or oldest < batch.oldest_version:
+            raise PlanViolation(
+                f"{where}: tokens of versions {oldest} to {newest} in a plan for version {batch.base_version} "
+                f"that names {batch.oldest_version} as its oldest"
+            )
+    return arrays
+
+
+def _name(batch: PackedBatch) -> str:
+    return f"plan of step {batch.step}, rank {batch.rank}, lineage {batch.lineage}"

@@ -82,8 +82,16 @@ class TransactionalWriter(Protocol):
 
     def write(self, records: Sequence[Outgoing]) -> None: ...
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout_s: float = 30.0) -> None:
-        """Commits the records together with `offsets` (next to read) for consumer group `group`."""
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout_s: float = 30.0,
+        *,
+        also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
+    ) -> None:
+        """Commits the records together with `offsets` (next to read) for consumer group `group`, and the offsets of
+        further groups in `also`."""
 
     def abort(self) -> None: ...
 

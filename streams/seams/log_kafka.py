@@ -32,7 +32,7 @@ from rollwire.streams.seams.log import Reader, Record, TopicPartition, Transacti
 from rollwire.streams.seams.log_kafka_write import KafkaTransactionalWriter, KafkaWriter
 from rollwire.streams.seams.rdkafka_logs import bridge
 
-_REQUEST_S: Final = 30.0  # a question to the broker
+_REQUEST_S: Final = 8.0  # a question to the broker: short enough for a stop within 10 s
 _NO_POSITION: Final = -1001  # librdkafka's OFFSET_INVALID: nothing is committed
 
 

@@ -134,16 +134,25 @@ class KafkaTransactionalWriter:
             self._kill(str(failure))
             raise TransactionUnknown(f"transaction of {self._id!r}: {failure}") from failure
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout_s: float = 30.0) -> None:
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout_s: float = 30.0,
+        *,
+        also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
+    ) -> None:
         producer = self._in_transaction()
         deadline = time.monotonic() + timeout_s
         try:
-            if offsets:
+            for name, moved in {group: offsets, **(also or {})}.items():
+                if not moved:
+                    continue
                 producer.send_offsets_to_transaction(
-                    [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in offsets.items()],
+                    [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in moved.items()],
                     # Read anew each time: metadata of an old generation would pass a zombie's offsets.
-                    self._group(group).consumer_group_metadata(),
-                    timeout_s,
+                    self._group(name).consumer_group_metadata(),
+                    max(0.1, deadline - time.monotonic()),
                 )
             # Never retried: a second EndTxn could end the next transaction (C36).
             producer.commit_transaction(max(0.1, deadline - time.monotonic()))

@@ -294,13 +294,21 @@ class _MemoryTransactionalWriter:
                 transaction.first.setdefault(partition, offset)
                 transaction.entries.setdefault(partition, []).append(offset)
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int], timeout_s: float = 30.0) -> None:
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout_s: float = 30.0,
+        *,
+        also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
+    ) -> None:
         with self._log._changed:
             self._check()
             transaction = self._current()
-            for partition, offset in offsets.items():
-                _check_position(partition, offset)
-                self._log._committed[GroupOffset(group, partition)] = offset
+            for name, moved in {group: offsets, **(also or {})}.items():
+                for partition, offset in moved.items():
+                    _check_position(partition, offset)
+                    self._log._committed[GroupOffset(name, partition)] = offset
             self._transaction = None
             self._log._finish(transaction, keep=True)
 

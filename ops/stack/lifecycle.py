@@ -1,0 +1,254 @@
+"""Starting, ending and repairing the local stack."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollwire.ops.stack.config import StackConfig
+from rollwire.ops.stack.info import (
+    SERVICES,
+    Choices,
+    ServiceName,
+    ServiceProcess,
+    StackInfo,
+    choices_file,
+    find_stack,
+    read_choices,
+    read_stack,
+    stack_file,
+    write_private,
+)
+from rollwire.ops.stack.jars import ensure_jars, jar_folder
+from rollwire.ops.stack.kafka import kafka_service
+from rollwire.ops.stack.ports import HOST, choose_port
+from rollwire.ops.stack.processes import Spawned, end, is_alive, kill, spawn
+from rollwire.ops.stack.programs import check_disk, find_java, find_program
+from rollwire.ops.stack.redis_server import redis_service
+from rollwire.ops.stack.s3 import s3_service
+from rollwire.ops.stack.service import Cancelled, Service, wait_ready
+from rollwire.schemas.errors import StackError
+
+Report = Callable[[str], None]
+_LOCK_DEADLINE_S = 120.0
+_LOG_KEEP_BYTES = 16 << 20
+
+
+def up(config: StackConfig | None = None, report: Report = lambda _: None) -> StackInfo:
+    """Starts what is not running and returns when every service has answered a real request.
+
+    A running stack is left as it is; one of whose processes have ended gets those back, on the same ports. What this
+    call started is ended again where it fails. `report` is told each step, for people.
+
+    Raises `EnvironmentMissing` (program, port or disk), `StoreUnfit` or `StackError`.
+    """
+    config = StackConfig() if config is None else config
+    folder = config.dir.absolute()
+    config = config.model_copy(update={"dir": folder, "cache": config.cache.absolute()})
+    check_disk(folder, config.min_free_mib)
+    with _locked(folder):
+        known = find_stack(folder)
+        alive = {} if known is None else _alive(known)
+        if known is not None and known.ready and len(alive) == len(SERVICES):
+            return known
+        java, redis = find_java(), find_program("redis-server")
+        ensure_jars(config.cache, report)
+        choices = _choose_ports(config, alive)
+        write_private(choices_file(folder), choices.model_dump_json(indent=2))
+        services = [
+            service for service in _services(config, java, redis, choices) if service.name not in alive
+        ]
+        return _Start(config, choices, alive, report).run(services)
+
+
+def down(folder: Path) -> list[ServiceName]:
+    """Ends the processes that are recorded in `folder` and still ours; their names. The log and the buckets stay.
+
+    Where nothing is recorded there is nothing to end, and that is no error.
+    """
+    folder = folder.absolute()
+    if not stack_file(folder).exists():
+        return []
+    with _locked(folder):
+        info = find_stack(folder)
+        if info is None:
+            return []
+        alive = _alive(info)
+        end([_spawned(process) for process in alive.values()], info.config.stop_deadline_s)
+        stack_file(folder).unlink()
+        return list(alive)
+
+
+def kill_service(info: StackInfo, name: ServiceName) -> None:
+    """kill -9 of one service, as a fault would; `up(info.config)` brings it back on the same port."""
+    kill(_spawned(read_stack(info.dir).services[name]))
+
+
+def restart_broker(info: StackInfo) -> StackInfo:
+    """kill -9 of the broker and a new start on the same port, with its log; the stack as it is then."""
+    kill_service(info, "kafka")
+    return up(info.config)
+
+
+@contextmanager
+def running_stack(
+    folder: Path, config: StackConfig | None = None, report: Report = lambda _: None
+) -> Iterator[StackInfo]:
+    """A stack in `folder` for as long as the block runs."""
+    config = (StackConfig() if config is None else config).model_copy(update={"dir": folder})
+    info = up(config, report)
+    try:
+        yield info
+    finally:
+        down(folder)
+
+
+class _Start:
+    """One start: the services side by side, each recorded in `stack.json` as soon as its process is there."""
+
+    def __init__(
+        self, config: StackConfig, choices: Choices, alive: dict[ServiceName, ServiceProcess], report: Report
+    ) -> None:
+        self._config = config
+        self._choices = choices
+        self._processes = dict(alive)
+        self._report = report
+        self._spawned: list[Spawned] = []
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+
+    def run(self, services: Sequence[Service]) -> StackInfo:
+        before = dict(self._processes)
+        try:
+            with ThreadPoolExecutor(max_workers=len(SERVICES)) as pool:
+                try:
+                    waiting = [pool.submit(self._start, service) for service in services]
+                    for done in as_completed(waiting):
+                        done.result()
+                finally:
+                    # On an error, and on Ctrl-C: the others stop waiting, and the pool ends.
+                    self._cancelled.set()
+        except BaseException:
+            end(self._spawned, self._config.stop_deadline_s)
+            self._processes = before
+            if before:
+                self._record(ready=False)
+            else:
+                stack_file(self._config.dir).unlink(missing_ok=True)
+            raise
+        return self._record(ready=True)
+
+    def _start(self, service: Service) -> None:
+        log = log_file(self._config.dir, service.name)
+        _rotate(log)
+        service.prepare()
+        with self._lock:
+            if self._cancelled.is_set():
+                raise Cancelled(f"the start of {service.name} was given up")
+            process = spawn(service.command, log)
+            self._spawned.append(process)
+            self._processes[service.name] = ServiceProcess(
+                pid=process.pid,
+                started=process.started,
+                started_unix_s=time.time(),
+                address=service.address,
+                log=log,
+            )
+            self._record(ready=False)
+        self._report(f"{service.name} is starting on {service.address}")
+        wait_ready(service, process, log, self._config.start_deadline_s, self._cancelled)
+        self._report(f"{service.name} answers on {service.address}")
+
+    def _record(self, *, ready: bool) -> StackInfo:
+        choices, folder = self._choices, self._config.dir
+        info = StackInfo(
+            dir=folder,
+            bootstrap=f"{HOST}:{choices.kafka_port}",
+            s3_endpoint=f"http://{HOST}:{choices.s3_port}",
+            access_key=choices.access_key,
+            secret_key=choices.secret_key,
+            bucket=self._config.bucket,
+            redis_url=f"redis://{HOST}:{choices.redis_port}/0",
+            ready=ready,
+            services={name: self._processes[name] for name in SERVICES if name in self._processes},
+            config=self._config,
+        )
+        write_private(stack_file(folder), info.model_dump_json(indent=2))
+        return info
+
+
+def log_file(folder: Path, name: ServiceName) -> Path:
+    """Where a service's output goes."""
+    return folder / "logs" / f"{name}.log"
+
+
+def _services(config: StackConfig, java: Path, redis: Path, choices: Choices) -> list[Service]:
+    root = config.dir / "stack"
+    return [
+        kafka_service(
+            java, jar_folder(config.cache, "kafka"), root / "kafka", choices, config.kafka_heap_mib
+        ),
+        s3_service(
+            java, jar_folder(config.cache, "s3proxy"), root / "s3", choices, config.bucket, config.s3_heap_mib
+        ),
+        redis_service(redis, root / "redis", choices, config.redis_max_memory_mib),
+    ]
+
+
+def _choose_ports(config: StackConfig, alive: dict[ServiceName, ServiceProcess]) -> Choices:
+    before = read_choices(config.dir)
+    ports: dict[str, int] = {}
+    taken: set[int] = set()
+    wanted: list[tuple[str, ServiceName]] = [
+        ("kafka_port", "kafka"),
+        ("controller_port", "kafka"),
+        ("s3_port", "s3"),
+        ("redis_port", "redis"),
+    ]
+    for setting, name in wanted:
+        previous: int | None = getattr(before, setting)
+        if name in alive and previous is not None:  # the service holds it
+            ports[setting] = previous
+            taken.add(previous)
+        else:
+            ports[setting] = choose_port(setting, getattr(config, setting), previous, taken)
+    return before.model_copy(update=ports)
+
+
+def _alive(info: StackInfo) -> dict[ServiceName, ServiceProcess]:
+    return {
+        name: process for name, process in info.services.items() if is_alive(process.pid, process.started)
+    }
+
+
+def _spawned(process: ServiceProcess) -> Spawned:
+    return Spawned(process.pid, process.started)
+
+
+def _rotate(log: Path) -> None:
+    """Keeps one older log, so that a stack that is restarted for months does not fill the disk with them."""
+    if log.exists() and log.stat().st_size > _LOG_KEEP_BYTES:
+        log.replace(log.with_name(log.name + ".1"))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One `up` or `down` at a time in a folder."""
+    deadline = time.monotonic() + _LOCK_DEADLINE_S
+    with (folder / "stack.lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StackError(
+                        f"another `rollwire up` or `down` has held {folder} for {_LOCK_DEADLINE_S:.0f} s"
+                    ) from None
+                time.sleep(0.1)
+        yield

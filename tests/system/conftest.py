@@ -1,0 +1,26 @@
+"""One real stack for all system tests of a session, and a topic prefix of its own for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from rollwire.ops.stack import StackInfo, running_stack
+from rollwire.ops.topics import apply_topics
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackInfo]:
+    """A stack in a temporary folder. A test that kills one of its processes brings it back before it ends."""
+    with running_stack(tmp_path_factory.mktemp("stack")) as info:
+        yield info
+
+
+@pytest.fixture
+def prefix(stack: StackInfo) -> str:
+    """A topic prefix that no other test uses, with every topic of the catalogue provisioned under it."""
+    unique = f"t{uuid.uuid4().hex[:12]}."
+    apply_topics(stack.bootstrap, unique)
+    return unique

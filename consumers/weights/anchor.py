@@ -1,0 +1,103 @@
+"""Anchors: full snapshots that any Hugging Face tool opens (sharded safetensors, index, config.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError, TensorSpec, deserialize, serialize
+
+from rollwire.kernels.tensors import State, Tensor, tensor
+from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
+
+# safetensors writes its tags, but wants them spelt as torch spells its types.
+_SPELLING: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "I64": "int64",
+    "U64": "uint64",
+    "F64": "float64",
+}
+PATTERN: Final = "model{suffix}.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+CONFIG_FILE: Final = "config.json"
+
+
+class AnchorFile(NamedTuple):
+    file: str
+    data: bytes
+
+
+def write_anchor(
+    state: State, *, shard_bytes: int, hf_config: Mapping[str, Any] | None = None
+) -> list[AnchorFile]:
+    """The files of one snapshot: shards, the index where there are several, `config.json` where it is known.
+
+    Equal states give equal bytes, whatever the order of the mapping. Raises `StateMismatch` for an unknown dtype.
+    """
+    for name, t in state.items():
+        if t.dtype not in _SPELLING:
+            raise StateMismatch(f"{name}: safetensors has no dtype {t.dtype!r}")
+    split = split_state_dict_into_shards_factory(
+        {name: state[name] for name in sorted(state)},
+        get_storage_size=lambda t: t.nbytes,
+        filename_pattern=PATTERN,
+        max_shard_size=shard_bytes,
+    )
+    files = [AnchorFile(file, _serialize(state, names)) for file, names in split.filename_to_tensors.items()]
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        files.append(AnchorFile(INDEX_FILE, _json(index)))
+    if hf_config is not None:
+        files.append(AnchorFile(CONFIG_FILE, _json(hf_config)))
+    return files
+
+
+def read_anchor(files: Sequence[AnchorFile]) -> dict[str, Tensor]:
+    """The state of an anchor's shards; files of other kinds are skipped. Raises `DeltaCorrupt`, `StateMismatch`."""
+    state: dict[str, Tensor] = {}
+    for file, data in files:
+        if not file.endswith(".safetensors"):
+            continue
+        try:
+            entries: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
+        except SafetensorError as error:
+            raise DeltaCorrupt(f"{file} is no safetensors file: {error}") from error
+        for name, entry in entries:
+            if name in state:
+                raise StateMismatch(f"{name!r} is in two shards of an anchor")
+            state[name] = tensor(entry["dtype"], tuple(entry["shape"]), entry["data"])
+    return state
+
+
+def _serialize(state: State, names: Sequence[str]) -> bytes:
+    # The arrays outlive the call, as safetensors demands of what it gets by address.
+    held = {name: np.ascontiguousarray(state[name].bits) for name in sorted(names)}
+    specs = {
+        name: TensorSpec(
+            dtype=_SPELLING[state[name].dtype],
+            shape=list(state[name].shape),
+            data_ptr=bits.ctypes.data,
+            data_len=bits.nbytes,
+        )
+        for name, bits in held.items()
+    }
+    return bytes(serialize(specs, {"format": "pt"}))  # transformers opens no file without this note
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

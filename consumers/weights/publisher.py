@@ -1,0 +1,248 @@
+"""Publishes versions in the background, in order, while the trainer computes on.
+
+    submit(n) -> Future -> the trainer's transaction commits the event -> committed(n)
+
+A version is visible only through its committed event: until then it is bytes in a bucket. The base of a delta is the
+version submitted before it; that one's bytes stood in the store first, and its event is committed first. If version n
+cannot be written, n+1 fails too (it would rest on nothing), and the trainer restarts from its last commit (law 3).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
+from rollwire.kernels.digest import StateDigest
+from rollwire.kernels.tensors import State
+from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, WeightError
+from rollwire.schemas.records import WeightVersion
+from rollwire.streams.seams.clock import Clock, SystemClock
+from rollwire.streams.seams.store import ObjectStore
+
+_log = structlog.get_logger()
+
+
+class PublisherConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    anchor_every: int = Field(
+        default=25, ge=1, description="A full snapshot beside the delta every so many versions."
+    )
+    max_uncommitted: int = Field(
+        default=2,
+        ge=1,
+        description="Versions submitted but not committed; beyond that `submit` waits (law 3: two).",
+    )
+    shard_bytes: int = Field(default=64 << 20, ge=1, description="Size of a delta's objects, about; bytes.")
+    anchor_shard_bytes: int = Field(
+        default=1 << 30, ge=1, description="Size of an anchor's objects, about; bytes."
+    )
+    threads: int = Field(default=1, ge=1, description="Threads that compare and compress.")
+    submit_timeout_s: float = Field(
+        default=120.0, gt=0, description="How long `submit` waits for earlier commits."
+    )
+
+
+class _Item:
+    """A submitted version that is not committed yet."""
+
+    def __init__(self, version: int, step: int, state: State) -> None:
+        self.version = version
+        self.step = step
+        self.state = state
+        self.future: Future[WeightVersion] = Future()
+        self.future.set_running_or_notify_cancel()  # only `discard_from` takes a version back
+        self.held: Held | None = None  # set when its objects stand in the store
+
+
+class SnapshotPublisher:
+    """Thread-safe; one worker thread. States that are handed in belong to the publisher and are never written to."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        model: str,
+        lineage: str,
+        config: PublisherConfig | None = None,
+        hf_config: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config or PublisherConfig()
+        self._clock = clock or SystemClock()
+        self._writer = SnapshotWriter(
+            store,
+            model=model,
+            lineage=lineage,
+            shard_bytes=self._config.shard_bytes,
+            anchor_shard_bytes=self._config.anchor_shard_bytes,
+            threads=self._config.threads,
+            hf_config=hf_config,
+        )
+        self._model = model
+        self._lineage = lineage
+        self._change = threading.Condition()
+        self._committed: Held | None = None
+        self._items: list[_Item] = []  # in order of versions
+        self._failed: tuple[int, BaseException] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="snapshot-publisher", daemon=True)
+        self._thread.start()
+
+    def submit(self, version: int, step: int, state: State) -> Future[WeightVersion]:
+        """Takes over `state`; returns at once unless `max_uncommitted` versions wait for their commit.
+
+        The future's event is not committed yet. The first version of a lineage becomes an anchor, later ones deltas.
+        Raises `WeightError` for a version out of order or after `close`, `DeadlineExceeded` while nothing commits.
+        """
+        with self._change:
+            last = self._last_version()
+            if self._failed is None and last is not None and version != last + 1:
+                raise WeightError(f"version {version} submitted after {last}: versions go up by one")
+            room = self._change.wait_for(
+                lambda: self._closed or self._failed or len(self._items) < self._config.max_uncommitted,
+                self._config.submit_timeout_s,
+            )
+            if self._closed:
+                raise WeightError(f"version {version} submitted to a publisher that was closed")
+            if not room:
+                waiting = [f"{i.version} ({'stored' if i.held else 'being stored'})" for i in self._items]
+                raise DeadlineExceeded(
+                    f"version {version} waited {self._config.submit_timeout_s:g} s: versions {', '.join(waiting)} "
+                    f"are not committed, and at most {self._config.max_uncommitted} may be"
+                )
+            item = _Item(version, step, state)
+            if self._failed is not None:
+                item.future.set_exception(_consequence(version, *self._failed))
+                return item.future
+            self._items.append(item)
+            self._change.notify_all()
+            return item.future
+
+    def committed(self, version: int) -> None:
+        """The event of `version` is committed: it is the base to fall back to, and its place is free."""
+        with self._change:
+            if not self._items or self._items[0].version != version or self._items[0].held is None:
+                raise WeightError(f"version {version} is not the next one to commit")
+            self._committed = self._items.pop(0).held
+            self._change.notify_all()
+
+    def discard_from(self, version: int) -> None:
+        """Takes back `version` and everything after it; the next submit is `version` again. What was stored of them
+        are orphans, for the collector."""
+        with self._change:
+            if self._committed is not None and version <= self._committed.event.version:
+                raise WeightError(f"version {version} is committed and cannot be discarded")
+            dropped = [item for item in self._items if item.version >= version]
+            self._items = [item for item in self._items if item.version < version]
+            for item in dropped:
+                if not item.future.done():
+                    item.future.set_exception(WeightError(f"version {item.version} was discarded"))
+            if self._failed is not None and self._failed[0] >= version:
+                self._failed = None
+            self._change.notify_all()
+
+    def resume(self, event: WeightVersion, state: State) -> None:
+        """After a restart: `event` is the last committed version, `state` its weights (owned by the publisher now).
+
+        Raises `DigestMismatch` where the state is not that version's, `WeightError` for another lineage or while
+        versions are open.
+        """
+        if (event.model, event.lineage) != (self._model, self._lineage):
+            raise WeightError(
+                f"version {event.version} is of {event.model}/{event.lineage}, not {self._model}/{self._lineage}"
+            )
+        digest = StateDigest.of(state)
+        if digest.hex != event.state_digest:
+            raise DigestMismatch(
+                f"version {event.version} is {event.state_digest[:16]}, the restored state {digest.hex[:16]}"
+            )
+        with self._change:
+            if self._items:
+                raise WeightError("versions are open: discard them before resuming")
+            self._committed = Held(event, state, digest)
+            self._failed = None
+            self._change.notify_all()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Takes back what is not stored yet and ends the worker. Raises `DeadlineExceeded` while an upload hangs."""
+        with self._change:
+            self._closed = True
+            for item in self._items:
+                if not item.future.done():
+                    item.future.set_exception(
+                        WeightError(f"version {item.version}: the publisher was closed")
+                    )
+            self._items = []
+            self._change.notify_all()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise DeadlineExceeded(f"an upload has not ended within {timeout_s:g} s of closing")
+
+    def _last_version(self) -> int | None:
+        if self._items:
+            return self._items[-1].version
+        return None if self._committed is None else self._committed.event.version
+
+    def _next_item(self) -> tuple[_Item, Held | None] | None:
+        base = self._committed
+        for item in self._items:
+            if item.held is None:
+                return item, base
+            base = item.held
+        return None
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(
+                    lambda: self._closed or (not self._failed and self._next_item() is not None)
+                )
+                if self._closed:
+                    return
+                following = self._next_item()
+                if following is None:
+                    continue
+            item, base = following
+            try:
+                held = self._write(item, base)
+            except BaseException as error:  # noqa: BLE001  # a thread's edge: whoever waits for the future gets it
+                self._fail(item, error)
+                continue
+            with self._change:
+                if item in self._items:
+                    item.held = held
+                    item.future.set_result(held.event)
+                    self._change.notify_all()
+
+    def _write(self, item: _Item, base: Held | None) -> Held:
+        now_us = self._clock.now_us()
+        if base is None:
+            return self._writer.write_first(item.version, item.step, item.state, now_us)
+        anchor = item.version % self._config.anchor_every == 0
+        return self._writer.write_next(base, item.version, item.step, item.state, now_us, anchor=anchor)
+
+    def _fail(self, item: _Item, error: BaseException) -> None:
+        with self._change:
+            if item not in self._items:
+                return  # it was taken back meanwhile
+            _log.error("weights.publish_failed", version=item.version, error=str(error))
+            at = self._items.index(item)
+            failed, self._items = self._items[at:], self._items[:at]
+            self._failed = (item.version, error)
+            item.future.set_exception(error)
+            for later in failed[1:]:
+                later.future.set_exception(_consequence(later.version, item.version, error))
+            self._change.notify_all()
+
+
+def _consequence(version: int, failed: int, error: BaseException) -> WeightError:
+    consequence = WeightError(f"version {version} is not published, since version {failed} failed: {error}")
+    consequence.__cause__ = error
+    return consequence

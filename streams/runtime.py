@@ -31,18 +31,24 @@ class RuntimeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    linger_ms: float = Field(50.0, ge=0, description="How long a batch is gathered after its first record.")
-    max_records: int = Field(2_000, ge=1, description="Records of one batch at most.")
-    idle_s: float = Field(0.2, gt=0, le=1, description="How long one wait for a first record may be.")
-    offsets_only_s: float = Field(1.0, ge=0, description="Offsets without outputs are committed this often.")
-    end_check_s: float = Field(0.2, ge=0, description="The log's ends are asked for no more often than this.")
+    linger_ms: float = Field(
+        default=50.0, ge=0, description="How long a batch is gathered after its first record."
+    )
+    max_records: int = Field(default=2_000, ge=1, description="Records of one batch at most.")
+    idle_s: float = Field(default=0.2, gt=0, le=1, description="How long one wait for a first record may be.")
+    offsets_only_s: float = Field(
+        default=1.0, ge=0, description="Offsets without outputs are committed this often."
+    )
+    end_check_s: float = Field(
+        default=0.2, ge=0, description="The log's ends are asked for no more often than this."
+    )
     transaction_s: float = Field(
-        8.0, gt=0, description="Deadline of a commit, of a take-over and of a restore's stall."
+        default=8.0, gt=0, description="Deadline of a commit, of a take-over and of a restore's stall."
     )
     patience_s: float = Field(
-        60.0, gt=0, description="How long failures may go on before the last one is raised."
+        default=60.0, gt=0, description="How long failures may go on before the last one is raised."
     )
-    backoff_s: float = Field(0.2, gt=0, description="First wait after a failure; doubles up to 5 s.")
+    backoff_s: float = Field(default=0.2, gt=0, description="First wait after a failure; doubles up to 5 s.")
 
 
 class Drive(NamedTuple):

@@ -1,0 +1,288 @@
+"""assemble: joins rollouts, rewards and routing traces of a group, once, whatever happens. A pure step.
+
+A group is opened by the first event that names it and closed once: when it is whole, or at its deadline. The deadline
+is the group's opening time (its id is a UUIDv7) plus `group_deadline_s`, and an event counts if its *record's* time is not
+later. So what belongs to a group depends on the log alone, not on who reads it when, in which order, or how often: a
+worker that was away for an hour closes the groups of that hour as one that was there would have. A deadline strikes when
+every input was read past it.
+
+State is not written elsewhere. The committed offset stays at the oldest open group; `groups-closed` names those that were
+closed above it; the read position (see `Step`) tells which refusals were written already.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rollwire.kernels.advantages import Baseline
+from rollwire.schemas.errors import Refused
+from rollwire.schemas.ids import opened_us
+from rollwire.schemas.records import Cut, Event, Group, GroupClosed, Position, Reward, Rollout
+from rollwire.schemas.records import RoutingTrace as Trace
+from rollwire.streams.assemble_group import OpenGroup, group_of
+from rollwire.streams.dead_letter import dead_letter
+from rollwire.streams.emit import decode_record, deletes, outgoing
+from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
+
+NAME: Final = "assemble"
+_SOURCE: Final = f"rollwire/{NAME}"
+JOINED: Final = ("rollouts", "rewards", "routing-traces")
+CLOSED: Final = "groups-closed"
+
+
+class AssembleConfig(BaseModel):
+    """How groups are joined."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    group_deadline_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="From the opening of a group (its UUIDv7) to the last moment an event counts.",
+    )
+    late_horizon_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Closed groups are remembered this long; older events are late without a look-up.",
+    )
+    grace_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="A deadline strikes this much later: open transactions may hide events that are in time.",
+    )
+    ahead_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="A group opened further in the future than this (a wrong clock) is refused.",
+    )
+    baseline: Baseline = Field(
+        default="mean", description="What is subtracted from a reward: the group's mean, or the others'."
+    )
+    require_traces: bool = Field(
+        default=True,
+        description="A rollout that says that its routes were recorded waits for its routing trace.",
+    )
+    incomplete: Literal["drop", "close_partial"] = Field(
+        default="drop",
+        description="At the deadline: drop what is not whole, or train on the members that are.",
+    )
+
+    @model_validator(mode="after")
+    def _horizon_holds_the_deadline(self) -> AssembleConfig:
+        if self.late_horizon_s < self.group_deadline_s:
+            raise ValueError(
+                f"late_horizon_s={self.late_horizon_s:g} is shorter than group_deadline_s={self.group_deadline_s:g}: "
+                "closed groups would be forgotten while their events still count"
+            )
+        return self
+
+
+class Assembler:
+    """The state machine of one partition; implements `rollwire.streams.step.Step`."""
+
+    def __init__(self, partition: int, config: AssembleConfig) -> None:
+        topics = JOINED if config.require_traces else JOINED[:2]
+        self.inputs: tuple[TopicPartition, ...] = tuple(TopicPartition(topic, partition) for topic in topics)
+        self.changelogs: tuple[TopicPartition, ...] = (TopicPartition(CLOSED, partition),)
+        self._config = config
+        self._deadline_us = round(config.group_deadline_s * 1e6)
+        self._horizon_us = round(config.late_horizon_s * 1e6)
+        self._grace_us = round(config.grace_s * 1e6)
+        self._ahead_us = round(config.ahead_s * 1e6)
+        self._open: dict[str, OpenGroup] = {}
+        self._closed: set[str] = set()
+        self._due: list[tuple[int, str]] = []  # heap: (when the deadline strikes, group)
+        self._forget: list[tuple[int, str]] = []  # heap: (opened + horizon, closed group)
+        self._next = dict.fromkeys(self.inputs, 0)
+        self._decided = dict.fromkeys(self.inputs, 0)  # the read marks that were committed before this start
+        self._frontier_us = dict.fromkeys(self.inputs, 0)  # every record up to this time was read
+        # Of each open group, the first record in each input: in order, closed groups leave lazily.
+        self._firsts: dict[TopicPartition, deque[tuple[int, str]]] = {p: deque() for p in self.inputs}
+        self._entered: set[tuple[TopicPartition, str]] = set()
+
+    # -- the step -----------------------------------------------------------------------------------------------
+
+    def restore(self, record: Record) -> None:
+        if deletes(record):
+            return
+        try:
+            event = decode_record(record)
+        except Refused:
+            return  # not ours: nobody but assemble writes here, and a foreign record closes nothing
+        if isinstance(event, GroupClosed):
+            self._remember(event.group_id)
+
+    def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
+        self._next = {p: committed[p] for p in self.inputs}
+        self._decided = {p: read.get(p, 0) for p in self.inputs}
+
+    def feed(self, records: Sequence[Record], clock_us: int) -> list[Outgoing]:
+        outputs: list[Outgoing] = []
+        for record in records:
+            self._take(record, clock_us, outputs)
+        self._advance(clock_us, outputs)
+        return outputs
+
+    def tick(self, clock_us: int, at_end: Collection[TopicPartition]) -> list[Outgoing]:
+        for partition in at_end:
+            self._frontier_us[partition] = max(self._frontier_us[partition], clock_us)
+        outputs: list[Outgoing] = []
+        self._advance(clock_us, outputs)
+        return outputs
+
+    def due_us(self) -> int | None:
+        times = [heap[0][0] for heap in (self._due, self._forget) if heap]
+        return min(times, default=None)
+
+    def read(self) -> dict[TopicPartition, int]:
+        # While it re-reads what an earlier owner had decided, the mark must not fall back.
+        return {p: max(at, self._decided[p]) for p, at in self._next.items()}
+
+    def committable(self) -> dict[TopicPartition, int]:
+        offsets = dict(self._next)
+        for partition, firsts in self._firsts.items():
+            while firsts and firsts[0][1] not in self._open:
+                self._entered.discard((partition, firsts.popleft()[1]))
+            if firsts:
+                offsets[partition] = firsts[0][0]
+        return offsets
+
+    # -- what people ask ------------------------------------------------------------------------------------------
+
+    @property
+    def open_groups(self) -> int:
+        return len(self._open)
+
+    @property
+    def closed_groups(self) -> int:
+        return len(self._closed)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _take(self, record: Record, clock_us: int, outputs: list[Outgoing]) -> None:
+        partition = TopicPartition(record.topic, record.partition)
+        self._next[partition] = record.offset + 1
+        record_us = record.timestamp_ms * 1_000
+        # A producer's clock may run ahead; ours bounds what its records say about the others.
+        self._frontier_us[partition] = max(self._frontier_us[partition], min(record_us, clock_us))
+        again = record.offset < self._decided[partition]
+        group: OpenGroup | None = None
+        event: Event | None = None
+        try:
+            event = decode_record(record)
+            group_id = group_of(event)
+            if again and group_id in self._closed:
+                return  # part of a decision that was written before
+            group = self._group(group_id, record_us)
+            self._enter(partition, record.offset, group_id)
+            self._add(group, record, event, clock_us, outputs)
+        except Refused as refused:
+            if not self._written(record, group, event):
+                outputs.append(dead_letter(record, refused, refused_by=NAME, time_us=clock_us))
+            return
+        group.fresh = group.fresh or not again
+        if group.whole(traces=self._config.require_traces):
+            if group.fresh:
+                self._close(group, clock_us, outputs)
+            else:  # whole by what was read before: closed then, even if its mark has left `groups-closed` since
+                self._forget_open(group)
+
+    def _add(
+        self, group: OpenGroup, record: Record, event: Event, clock_us: int, outputs: list[Outgoing]
+    ) -> None:
+        if isinstance(event, Reward):
+            group.take_reward(record, event)
+        elif isinstance(event, Trace):
+            group.take_trace(record, event)
+        elif isinstance(event, Rollout):
+            for bad in group.take_rollout(record.offset, event):
+                if not self._written(bad.record, group, bad.event):
+                    outputs.append(dead_letter(bad.record, bad.refused, refused_by=NAME, time_us=clock_us))
+
+    def _written(self, record: Record, group: OpenGroup | None, event: Event | None) -> bool:
+        """Whether an earlier owner wrote this refusal: it had read the record and the rollout that it is judged by."""
+        if record.offset >= self._decided[TopicPartition(record.topic, record.partition)]:
+            return False
+        if group is None or event is None:
+            return True
+        return group.judged_by(event) < self._decided[self.inputs[0]]
+
+    def _group(self, group_id: str, record_us: int) -> OpenGroup:
+        """The open group of an event that counts. Raises `Refused`: late, or from a clock that is wrong."""
+        opened = opened_us(group_id)
+        late_us = record_us - opened
+        if late_us > self._deadline_us:
+            raise Refused(
+                "late",
+                f"{late_us / 1e6:.1f} s after its group was opened, {self._config.group_deadline_s:g} s count",
+            )
+        if group_id in self._closed:
+            raise Refused("late", "its group is closed")
+        if late_us < -self._ahead_us:
+            raise Refused(
+                "time_invalid", f"its group is opened {-late_us / 1e6:.1f} s after the event was written"
+            )
+        group = self._open.get(group_id)
+        if group is None:
+            group = self._open[group_id] = OpenGroup(group_id, opened + self._deadline_us)
+            heapq.heappush(self._due, (group.deadline_us + self._grace_us, group_id))
+        return group
+
+    def _enter(self, partition: TopicPartition, offset: int, group_id: str) -> None:
+        if (partition, group_id) not in self._entered:
+            self._entered.add((partition, group_id))
+            self._firsts[partition].append((offset, group_id))
+
+    def _advance(self, clock_us: int, outputs: list[Outgoing]) -> None:
+        """Closes what is due and forgets what is older than the horizon."""
+        frontier_us = min(self._frontier_us.values())
+        while self._due and (self._due[0][1] not in self._open or self._due[0][0] < frontier_us):
+            group = self._open.get(heapq.heappop(self._due)[1])
+            if group is not None:
+                self._close(group, clock_us, outputs)
+        while self._forget and self._forget[0][0] < frontier_us:
+            self._closed.discard(heapq.heappop(self._forget)[1])
+
+    def _close(self, group: OpenGroup, clock_us: int, outputs: list[Outgoing]) -> None:
+        config, cut = self._config, self._cut(clock_us)
+        outcome = group.decide(
+            cut,
+            baseline=config.baseline,
+            traces=config.require_traces,
+            partial=config.incomplete == "close_partial",
+        )
+        try:
+            encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)
+        except Refused as refused:  # too large for one record, say
+            outcome = group.fate(cut, "dropped", refused.reason, refused.detail)
+            encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)
+        closed = GroupClosed(
+            group_id=group.group_id,
+            fate="kept" if isinstance(outcome, Group) else outcome.fate,
+            reason="" if isinstance(outcome, Group) else outcome.reason,
+            closed_us=clock_us,
+        )
+        outputs += (encoded, outgoing(closed, source=_SOURCE, time_us=clock_us))
+        self._forget_open(group)
+
+    def _forget_open(self, group: OpenGroup) -> None:
+        del self._open[group.group_id]
+        self._remember(group.group_id)
+
+    def _remember(self, group_id: str) -> None:
+        if group_id not in self._closed:
+            self._closed.add(group_id)
+            heapq.heappush(self._forget, (opened_us(group_id) + self._horizon_us, group_id))
+
+    def _cut(self, clock_us: int) -> Cut:
+        return Cut(inputs=tuple(_positions(self._next.items())), clock_us=clock_us)
+
+
+def _positions(offsets: Iterable[tuple[TopicPartition, int]]) -> Iterable[Position]:
+    for partition, offset in offsets:
+        yield Position(topic=partition.topic, partition=partition.partition, offset=offset)

@@ -30,7 +30,7 @@ from rollwire.producers.verifier.frames import (
     decode_reply,
     encode_requests,
 )
-from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
+from rollwire.schemas.errors import EnvironmentMissing
 from rollwire.streams.seams.environment import Verdict
 
 _log = structlog.get_logger()
@@ -80,19 +80,19 @@ class Sandbox:
         return None if self._process is None else self._process.pid
 
     def score(self, requests: Sequence[ScoreRequest], *, budget_s: float = 60.0) -> list[Verdict]:
-        """One verdict a request, in order.
+        """One verdict a request, in order: of all requests, or of as many as `budget_s` allows, but at least one.
 
-        Raises `DeadlineExceeded` where `budget_s` is used up (it may be passed by one `answer_s` and one start), and
+        The budget may be passed by two `answer_s` and two starts (a culprit is tried twice). Raises
         `EnvironmentMissing` where the process does not start at all.
         """
         deadline = time.monotonic() + budget_s
         verdicts: list[Verdict] = []
-        while len(verdicts) < len(requests):
-            verdicts += self._score_until_fault(requests[len(verdicts) :], deadline)
-            if len(verdicts) == len(requests):
-                break
+        while len(verdicts) < len(requests) and not (verdicts and time.monotonic() > deadline):
+            verdicts += self._score_until_stop(requests[len(verdicts) :], deadline)
+            if self._connection is not None:
+                continue
             culprit = requests[len(verdicts)]
-            again = self._score_until_fault([culprit], deadline)
+            again = self._score_until_stop([culprit], deadline)
             if not again:
                 self.unscorable += 1
                 _log.warning("unscorable", task=culprit.task, bytes=len(culprit.sampled_ids))
@@ -110,8 +110,8 @@ class Sandbox:
             self._process.wait()
             self._process = None
 
-    def _score_until_fault(self, requests: Sequence[ScoreRequest], deadline: float) -> list[Verdict]:
-        """Verdicts up to the first request that got none; then the process is gone."""
+    def _score_until_stop(self, requests: Sequence[ScoreRequest], deadline: float) -> list[Verdict]:
+        """Verdicts up to the first request that got none: at a fault (then the process is gone) or the deadline."""
         connection = self._started()
         verdicts: list[Verdict] = []
         frames = FrameReader(MAX_REPLY)
@@ -119,11 +119,9 @@ class Sandbox:
             connection.settimeout(self._config.answer_s)
             connection.sendall(encode_requests(list(requests)))
             while len(verdicts) < len(requests):
-                if time.monotonic() > deadline:
-                    self.close()
-                    raise DeadlineExceeded(
-                        f"{len(requests)} answers were not scored in time: too many are slow"
-                    )
+                if verdicts and time.monotonic() > deadline:
+                    self.close()  # it is still at work on the rest
+                    return verdicts
                 verdicts.append(_verdict(self._next_reply(connection, frames, len(verdicts))))
         except (OSError, BadFrame) as fault:
             self.restarts += 1

@@ -1,0 +1,200 @@
+"""From what an engine returns to the events `rollouts` and `routing-traces`. Pure.
+
+P prompt tokens, N sampled tokens of one turn, T all tokens, S all sampled tokens, R rows of a trace, L layers, K experts a token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollwire.schemas.errors import ConfigError
+from rollwire.schemas.ids import rollout_id
+from rollwire.schemas.records import FinishReason, Rollout, RoutingTrace, Segment, Span
+from rollwire.streams.seams.engine import Sampled
+from rollwire.streams.seams.environment import Task
+
+_FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Origin(NamedTuple):
+    """What all rollouts of one process share."""
+
+    model: str
+    lineage: str
+    environment: str
+    fleet: str
+    replica: str
+    token_dtype: str  # "u1" | "u2" | "u4"
+    temperature: float
+    num_experts: int  # of a MoE layer; only told by a trace
+    moe_layers: tuple[int, ...] | None  # global indices; None = all layers are MoE layers
+
+
+class Finished(NamedTuple):
+    rollout: Rollout | None  # None = ended before the first token: there is nothing to hand back
+    trace: RoutingTrace | None
+
+
+def narrowest_dtype(vocab_size: int) -> str:
+    """The narrowest dtype that holds every token id."""
+    if vocab_size <= 1 << 8:
+        return "u1"
+    return "u2" if vocab_size <= 1 << 16 else "u4"
+
+
+def spans_of(versions_S: NDArray[np.int64]) -> tuple[Span, ...]:
+    """Runs of equal versions, half-open, in order (C02)."""
+    if versions_S.size == 0:
+        return ()
+    starts = [0, *(np.flatnonzero(np.diff(versions_S)) + 1).tolist()]
+    ends = [*starts[1:], versions_S.size]
+    return tuple(
+        Span(version=int(versions_S[start]), start=start, end=end)
+        for start, end in zip(starts, ends, strict=True)
+    )
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    if reason not in _FINISH_REASONS:
+        raise ConfigError(
+            f"an engine ended a request with {reason!r}; known are {', '.join(_FINISH_REASONS)}"
+        )
+    return _FINISH_REASONS[reason]
+
+
+class Trajectory:
+    """One rollout being made: prompt, sampled stretches and what tools said between them."""
+
+    def __init__(
+        self, group_id: str, index: int, group_size: int, task: Task, seed: int, started_us: int
+    ) -> None:
+        self.rollout_id = rollout_id(group_id, index)
+        self.group_id = group_id
+        self.index = index
+        self.task = task
+        self.seed = seed
+        self._group_size = group_size
+        self._started_us = started_us
+        self._tokens: list[NDArray[np.int64]] = []
+        self._segments: list[Segment] = []
+        self._logprobs: list[NDArray[np.float32]] = []
+        self._versions: list[NDArray[np.int64]] = []
+        self._routes: list[NDArray[np.uint8]] = []
+        self._length = 0
+        self._rows = 0
+        self._routes_complete = True
+        self._add("prompt", task.prompt_ids)
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """[T] all tokens so far: the prompt of the next turn."""
+        return np.concatenate(self._tokens)
+
+    @property
+    def sampled_count(self) -> int:
+        return sum(part.size for part in self._logprobs)
+
+    @property
+    def sampled_ids(self) -> NDArray[np.int64]:
+        """[S]"""
+        parts = [t for t, s in zip(self._tokens, self._segments, strict=True) if s.kind == "sampled"]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def add_sampled(self, sampled: Sampled) -> None:
+        """One turn. Raises `ConfigError` where the engine's arrays do not fit one another: nothing is padded or cut
+        (C01, C17)."""
+        count = sampled.token_ids.size
+        if sampled.logprobs.size != count or sampled.versions.size != count:
+            raise ConfigError(
+                f"request {sampled.request_id}: {count} tokens, {sampled.logprobs.size} logprobs, {sampled.versions.size} versions"
+            )
+        if count == 0:
+            return
+        before = self._length
+        self._add("sampled", sampled.token_ids)
+        self._logprobs.append(sampled.logprobs)
+        self._versions.append(sampled.versions)
+        if sampled.routes is None:
+            self._routes_complete = False
+            return
+        rows = before + count - 1
+        if sampled.routes.ndim != 3 or sampled.routes.shape[0] != rows:
+            raise ConfigError(
+                f"request {sampled.request_id}: {sampled.routes.shape[0]} rows of routes, expected {rows}"
+            )
+        # A later turn runs the earlier tokens again, under newer weights: the routes that were used first stay.
+        self._routes.append(sampled.routes[self._rows :])
+        self._rows = rows
+
+    def add_tool(self, tool_ids: NDArray[np.int64]) -> None:
+        if tool_ids.size:
+            self._add("tool", tool_ids)
+
+    def finish(self, origin: Origin, finish_reason: str, finished_us: int) -> Finished:
+        """The events of the whole trajectory."""
+        if self.sampled_count == 0:
+            return Finished(None, None)
+        if self._segments[-1].kind == "tool":  # aborted before anything was sampled on it
+            self._length = self._segments.pop().start
+            self._tokens.pop()
+        trace = self._trace(origin, finished_us)
+        mask_T = np.zeros(self._length, dtype=np.uint8)
+        for segment in self._segments:
+            if segment.kind == "sampled":
+                mask_T[segment.start : segment.end] = 1
+        rollout = Rollout(
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            index=self.index,
+            group_size=self._group_size,
+            model=origin.model,
+            lineage=origin.lineage,
+            environment=origin.environment,
+            task_id=self.task.task_id,
+            task=self.task.task,
+            token_ids=self.token_ids.astype(f"<{origin.token_dtype}").tobytes(),
+            token_dtype=origin.token_dtype,
+            segments=tuple(self._segments),
+            loss_mask=mask_T.tobytes(),
+            logprobs=np.concatenate(self._logprobs).astype("<f4").tobytes(),
+            spans=spans_of(np.concatenate(self._versions)),
+            finish_reason=_finish_reason(finish_reason),
+            temperature=origin.temperature,
+            top_k_experts=0 if trace is None else trace.top_k,
+            fleet=origin.fleet,
+            replica=origin.replica,
+            seed=self.seed,
+            started_us=self._started_us,
+            finished_us=finished_us,
+        )
+        return Finished(rollout, trace)
+
+    def _add(self, kind: Literal["prompt", "sampled", "tool"], ids: NDArray[np.int64]) -> None:
+        self._segments.append(Segment(kind=kind, start=self._length, end=self._length + ids.size))
+        self._tokens.append(ids)
+        self._length += ids.size
+
+    def _trace(self, origin: Origin, recorded_us: int) -> RoutingTrace | None:
+        if not self._routes or not self._routes_complete:
+            return None
+        routes_RLK = np.concatenate(self._routes)
+        layers: Sequence[int] = range(routes_RLK.shape[1]) if origin.moe_layers is None else origin.moe_layers
+        if len(layers) != routes_RLK.shape[1]:
+            raise ConfigError(f"routes of {routes_RLK.shape[1]} layers, but moe_layers names {len(layers)}")
+        return RoutingTrace(
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            layers=tuple(layers),
+            num_experts=origin.num_experts,
+            top_k=routes_RLK.shape[2],
+            start_row=0,
+            rows=routes_RLK.shape[0],
+            encoding="u1",
+            data=np.ascontiguousarray(routes_RLK, dtype=np.uint8).tobytes(),
+            claim=None,
+            recorded_us=recorded_us,
+        )

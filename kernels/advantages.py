@@ -14,7 +14,7 @@ Baseline = Literal["mean", "leave_one_out"]
 NoSignal = Literal["equal_rewards", "unscorable", "group_of_one"]
 
 # Advantages travel as float32: what float32 turns to infinity must not leave.
-_FLOAT32_MAX: Final = 3.4028234663852886e38
+FLOAT32_MAX: Final = 3.4028234663852886e38
 
 
 class AdvantageResult(NamedTuple):
@@ -59,7 +59,7 @@ def group_advantages(rewards: Sequence[float | None], baseline: Baseline = "mean
     factor = count / (count - 1) if baseline == "leave_one_out" else 1.0
     advantages = tuple(None if reward is None else (float(reward) - mean) * factor for reward in rewards)
     for advantage in advantages:
-        if advantage is not None and not abs(advantage) <= _FLOAT32_MAX:
+        if advantage is not None and not abs(advantage) <= FLOAT32_MAX:
             raise Refused("not_finite", f"advantage {advantage} does not fit float32")
     return AdvantageResult(advantages, mean, count, None)
 

@@ -22,12 +22,10 @@ from rollwire.kernels.packing import CostModel, cost_model
 from rollwire.schemas.errors import PlanViolation, Refused
 from rollwire.schemas.records import (
     Cut,
-    DeadLetter,
     Event,
     Fate,
     Group,
     GroupFate,
-    Header,
     Position,
     WeightVersion,
 )
@@ -77,10 +75,18 @@ class PackConfig(BaseModel):
         return self
 
 
+class Refusal(NamedTuple):
+    """A record that goes to `dead-letters`, raw."""
+
+    record: Record
+    refused: Refused
+
+
 class Decision(NamedTuple):
-    """`events` and `positions` belong into one transaction; nothing to commit where `changed` is False."""
+    """`events`, `refusals` and `positions` belong into one transaction; nothing to commit where `changed` is False."""
 
     events: tuple[Event, ...]
+    refusals: tuple[Refusal, ...]
     positions: dict[int, int]  # partition of `groups` -> next offset, of all partitions
     changed: bool
     step: int | None  # the step that was planned
@@ -204,10 +210,10 @@ class Packer:
         if not caught_up and any(
             e.facts and e.facts.newest_version > self._latest_version for _, e in self._new
         ):
-            return Decision((), dict(self._positions), changed=False, step=None, catch_up=True)
+            return Decision((), (), dict(self._positions), changed=False, step=None, catch_up=True)
         before = dict(self._positions)
         cut = self._cut(now_us)
-        events: list[Event] = []
+        events: list[Event | Refusal] = []
         base_version = self._next_step - 1
         for _, entry in self._new:
             if entry.group is None or entry.facts is None:
@@ -234,11 +240,17 @@ class Packer:
                 if bad is not None:
                     events += self._drop(entry, bad, base_version, cut)
         step = self._plan(events, cut)
-        events += self._advance(cut)
-        changed = bool(events) or self._positions != before
-        return Decision(tuple(events), dict(self._positions), changed=changed, step=step, catch_up=False)
+        events += self._advance()
+        return Decision(
+            events=tuple(event for event in events if not isinstance(event, Refusal)),
+            refusals=tuple(event for event in events if isinstance(event, Refusal)),
+            positions=dict(self._positions),
+            changed=bool(events) or self._positions != before,
+            step=step,
+            catch_up=False,
+        )
 
-    def _plan(self, events: list[Event], cut: Cut) -> int | None:
+    def _plan(self, events: list[Event | Refusal], cut: Cut) -> int | None:
         step, config = self._next_step, self._config
         if self._waiting < config.groups_per_step:
             return None
@@ -280,10 +292,10 @@ class Packer:
         keyed.sort(key=lambda key: key[:3])
         return [entry for *_, entry in keyed[:count]]
 
-    def _drop(self, entry: _Entry, bad: Bad, base_version: int, cut: Cut) -> list[Event]:
-        events: list[Event] = []
+    def _drop(self, entry: _Entry, bad: Bad, base_version: int, cut: Cut) -> list[Event | Refusal]:
+        events: list[Event | Refusal] = []
         if bad.quarantine and entry.record is not None:
-            events.append(_dead_letter(entry.record, bad.reason, bad.detail, cut.clock_us))
+            events.append(Refusal(entry.record, Refused(bad.reason, bad.detail)))
         events.append(self._settle(entry, "dropped", bad.reason, bad.detail, base_version, cut))
         return events
 
@@ -314,18 +326,17 @@ class Packer:
             cut=cut,
         )
 
-    def _advance(self, cut: Cut) -> list[Event]:
+    def _advance(self) -> list[Refusal]:
         """Moves every position to its first undecided record. Refusals on the way are announced only here: they have
         no slot to give back, and a dead letter above the position would be written again after a restart."""
-        events: list[Event] = []
+        refusals: list[Refusal] = []
         for partition, queue in self._queues.items():
             while queue and (queue[0].decided or queue[0].refused is not None):
                 entry = queue.popleft()
                 if entry.refused is not None and entry.record is not None:
-                    refused = entry.refused
-                    events.append(_dead_letter(entry.record, refused.reason, refused.detail, cut.clock_us))
+                    refusals.append(Refusal(entry.record, entry.refused))
             self._positions[partition] = queue[0].offset if queue else self._read_to[partition]
-        return events
+        return refusals
 
     def _cut(self, now_us: int) -> Cut:
         inputs = [Position(topic="groups", partition=p, offset=o) for p, o in sorted(self._read_to.items())]
@@ -336,17 +347,3 @@ class Packer:
         self._seen[group_id] = None
         while len(self._seen) > REMEMBERED + self._config.max_buffered_groups:
             self._seen.popitem(last=False)
-
-
-def _dead_letter(record: Record, reason: str, detail: str, now_us: int) -> DeadLetter:
-    return DeadLetter(
-        source=Position(topic=record.topic, partition=record.partition, offset=record.offset),
-        key=record.key,
-        value=record.value,
-        headers=tuple(Header(key=key, value=value) for key, value in record.headers),
-        source_timestamp_us=record.timestamp_ms * 1_000,
-        reason=reason,
-        detail=detail,
-        refused_by="pack",
-        refused_us=now_us,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rollwire.kernels.advantages import FLOAT32_MAX
 from rollwire.kernels.packing import check_length
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.reasons import Reason
@@ -74,6 +75,11 @@ def _flaw(group: Group, token_budget: int) -> tuple[Reason, str] | None:
         except Refused as refused:
             reason: Reason = "sequence_empty" if refused.reason == "sequence_empty" else "over_budget"
             return reason, f"{member.rollout.rollout_id}: {refused.detail}"
+        if not abs(member.advantage or 0.0) <= FLOAT32_MAX:
+            return (
+                "not_finite",
+                f"{member.rollout.rollout_id}: advantage {member.advantage} does not fit float32",
+            )
         if not any(member.rollout.loss_mask):
             return "sequence_empty", f"{member.rollout.rollout_id}: the mask keeps no token"
     return None

@@ -2,14 +2,13 @@
 
 Take-over order: `init_transactions` (the previous owner's transaction is finished when it returns) -> the end of
 `weight-versions` -> the tail of `packed-batches` -> committed offsets -> `group-fates` from the committed mark on.
-The mark is the offset of `group-fates` from which fates may belong to groups above the committed offsets; it is
-committed under the same consumer group, although nobody consumes `group-fates` by it.
+The mark is the offset of `group-fates` from which fates may belong to groups above the committed offsets; it is kept
+as the offset of a consumer group of its own, `<prefix>pack.fates`, which nobody joins.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Final
 
@@ -17,6 +16,7 @@ import structlog
 
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded, LogUnavailable, Refused, TransactionUnknown
 from rollwire.schemas.records import Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.streams.dead_letter import dead_letter
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack import Decision, PackConfig, Packer
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -26,6 +26,7 @@ from rollwire.streams.seams.scan import scan
 logger = structlog.get_logger()
 
 PATIENCE_S: Final = 120.0  # how long the broker may be away, attempt after attempt
+_TRANSACTION_S: Final = 8.0  # take-over and commit: below the 10 s that a shutdown may take
 _VERSIONS: Final = TopicPartition("weight-versions", 0)
 _SOURCE: Final = "rollwire/pack"
 
@@ -115,10 +116,11 @@ class _Session:
         self._fates = [TopicPartition("group-fates", p) for p in range(log.partitions("group-fates"))]
         versions = [(r.offset, v) for r in scan(log, ["weight-versions"]) if (v := _version(r)) is not None]
         latest = max((v.version for _, v in versions if v.lineage == lineage and v.model == model), default=0)
-        committed = log.committed(self._group, [*self._groups, *self._fates])
+        committed = log.committed(self._group, self._groups)
+        marks = log.committed(_marks_group(self._group), self._fates)
         begins = log.beginning_offsets([*self._groups, *self._fates])
         positions = {p.partition: committed.get(p, begins[p]) for p in self._groups}
-        self._marks = {p: max(committed[p], begins[p]) for p in self._fates if p in committed}
+        self._marks = {p: max(mark, begins[p]) for p, mark in marks.items()}
         decided, decided_below = self._settled()
         self.packer = Packer(
             config,
@@ -196,14 +198,15 @@ class _Session:
         if len(self._marks) < len(self._fates) or not self._keep_marks:
             self._marks = self._log.end_offsets(self._fates)
         time_us = self._clock.now_us()
-        offsets: Mapping[TopicPartition, int] = {
-            **{p: decision.positions[p.partition] for p in self._groups},
-            **self._marks,
-        }
+        offsets = {p: decision.positions[p.partition] for p in self._groups}
         self._writer.begin()
         try:
             self._writer.write(
                 [outgoing(event, source=_SOURCE, time_us=time_us) for event in decision.events]
+                + [
+                    dead_letter(r, refused, refused_by="pack", time_us=time_us)
+                    for r, refused in decision.refusals
+                ]
             )
         except Refused as refused:
             self._writer.abort()
@@ -211,7 +214,9 @@ class _Session:
                 f"an event of step {decision.step} does not fit a record ({refused}): lower `groups_per_step` or add "
                 "ranks"
             ) from refused
-        self._writer.commit(self._group, offsets)
+        self._writer.commit(
+            self._group, offsets, _TRANSACTION_S, also={_marks_group(self._group): self._marks}
+        )
         if decision.step is not None:
             logger.info("pack.step", step=decision.step, latest_version=self.packer.latest_version)
 
@@ -239,6 +244,10 @@ class _Session:
                     if at.topic == "groups":
                         read_to[at.partition] = max(read_to.get(at.partition, 0), at.offset)
         return settled, read_to
+
+
+def _marks_group(group: str) -> str:
+    return f"{group}.fates"
 
 
 def _decode(record: Record) -> object:

@@ -90,5 +90,5 @@ def _group(
         group_size=len(rewards),
         baseline="mean",
         members=tuple(members),
-        cut=Cut(inputs=(), clock_us=0),
+        cut=Cut(inputs=(), clock_us=opened_ms * 1_000),
     )

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from rollwire.schemas.errors import PlanViolation, Refused
 from rollwire.schemas.records import (
     Claim,
-    DeadLetter,
     Event,
     Group,
     GroupFate,
     PackedBatch,
     WeightVersion,
 )
-from rollwire.streams.pack import Decision, PackConfig, Packer
+from rollwire.streams.pack import Decision, PackConfig, Packer, Refusal
 from rollwire.streams.seams.log import Record
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
@@ -74,6 +73,7 @@ class Bench:
         self.log: dict[int, list[tuple[Record, Group | Refused]]] = {0: [], 1: []}
         self.committed = {0: 0, 1: 0}
         self.events: list[Event] = []
+        self.refusals: list[Refusal] = []
         self.packer = Packer(
             config, model="policy", lineage=LINEAGE, next_step=next_step, positions=self.committed
         )
@@ -94,6 +94,7 @@ class Bench:
         found: list[Event] = []
         while (decision := self._decision()).changed:
             found += decision.events
+            self.refusals += decision.refusals
             self.committed = decision.positions
         self.events += found
         return found
@@ -152,8 +153,8 @@ def test_c03_staleness_is_judged_at_the_version_of_use(make_group: MakeGroup) ->
         "fleet",
         "replica-1",
     )
-    [letter] = [e for e in bench.events if isinstance(e, DeadLetter)]
-    assert (letter.reason, letter.value, letter.refused_by) == ("version_future", b"raw bytes", "pack")
+    [(record, refused)] = bench.refusals
+    assert (refused.reason, record.value) == ("version_future", b"raw bytes")
     # Three newer groups make step 11; the buffered v8 came first and is in it, at lag 2 exactly.
     bench.arrive(0, make_group(20, (10,)))
     bench.decide()
@@ -238,7 +239,7 @@ def test_another_lineage_and_another_model_are_quarantined(make_group: MakeGroup
     bench.arrive(1, make_group(2, model="other"))
     bench.decide()
     assert list(bench.fates.values()) == ["lineage_abandoned"] * 2
-    assert [e.reason for e in bench.events if isinstance(e, DeadLetter)] == ["lineage_abandoned"] * 2
+    assert [r.refused.reason for r in bench.refusals] == ["lineage_abandoned"] * 2
 
 
 def test_unscored_members_are_not_trained_on(make_group: MakeGroup) -> None:
@@ -259,8 +260,7 @@ def test_a_poison_record_is_refused_once_and_stops_nobody(make_group: MakeGroup)
     bench.restart()
     bench.arrive(1, make_group(2))
     bench.decide()
-    letters = [e for e in bench.events if isinstance(e, DeadLetter)]
-    assert [(e.reason, e.source.offset) for e in letters] == [("malformed", 2)]
+    assert [(r.refused.reason, r.record.offset) for r in bench.refusals] == [("malformed", 2)]
     assert list(bench.fates.values()) == ["trained", "trained"]
 
 
@@ -374,7 +374,8 @@ def _check_laws(bench: Bench, sent: list[Group]) -> None:
         assert plan.base_version - min(spans) <= bench.config.max_lag_versions
         assert plan.oldest_version == min(spans)
     # What has no fate is still at or above the position, and what lies below it has one: nothing is lost.
-    refused = {(e.source.partition, e.source.offset) for e in bench.events if isinstance(e, DeadLetter)}
+    refused = [(r.record.partition, r.record.offset) for r in bench.refusals]
+    assert len(set(refused)) == len(refused), "one record was refused twice"
     settled = {f.group_id for f in fates}
     waiting = 0
     for partition, records in bench.log.items():

@@ -1,0 +1,236 @@
+"""pack over a log: restarts, unknown outcomes and the tail search, on the in-memory twin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+import pytest
+
+from rollwire.schemas.errors import ConfigError, Fenced, TransactionUnknown
+from rollwire.schemas.records import Claim, Event, Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.pack import PackConfig
+from rollwire.streams.run_pack import last_planned_step, run_pack
+from rollwire.streams.seams.log import Outgoing, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.scan import scan
+
+LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
+NOW_US = 1_767_225_600_000_000
+TOPICS = {"groups": 4, "group-fates": 4, "packed-batches": 8, "weight-versions": 1, "dead-letters": 1}
+
+
+class MakeGroup(Protocol):
+    def __call__(self, number: int, versions: Sequence[int] = (0,), *, lineage: str = LINEAGE) -> Group: ...
+
+
+class FlakyLog(MemoryLog):
+    """Answers every nth commit with doubt; in half of these cases the transaction went through."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(TOPICS)
+        self._every = every
+        self.commits = 0
+
+    def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        return _FlakyWriter(self, super().transactional_writer(transactional_id, timeout_s), self._every)
+
+
+class _FlakyWriter:
+    def __init__(self, log: FlakyLog, inner: TransactionalWriter, every: int) -> None:
+        self._log, self._inner, self._every = log, inner, every
+
+    def begin(self) -> None:
+        self._inner.begin()
+
+    def write(self, records: Sequence[Outgoing]) -> None:
+        self._inner.write(records)
+
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout_s: float = 30.0,
+        *,
+        also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
+    ) -> None:
+        self._log.commits += 1
+        doubt, done = self._log.commits % self._every == 0, self._log.commits % (2 * self._every) == 0
+        if not doubt or done:
+            self._inner.commit(group, offsets, timeout_s, also=also)
+        if doubt:
+            raise TransactionUnknown("no answer")
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def version_event(version: int) -> WeightVersion:
+    return WeightVersion(
+        model="policy",
+        lineage=LINEAGE,
+        version=version,
+        kind="anchor" if version == 0 else "delta",
+        base_version=None if version == 0 else version - 1,
+        step=version,
+        manifest=Claim(key="m", size=1, sha256="0" * 64),
+        anchor=None,
+        checkpoint=None,
+        state_digest="0" * 32,
+        full_bytes=1,
+        stored_bytes=1,
+        changed_elements=0,
+        total_elements=1,
+        published_us=NOW_US,
+    )
+
+
+def send(log: MemoryLog, *events: Event) -> None:
+    writer = log.writer()
+    writer.write([outgoing(event, source="test", time_us=NOW_US) for event in events])
+    writer.close()
+
+
+def read(log: MemoryLog, topic: str) -> list[Event]:
+    return [decode_record(record) for record in scan(log, [topic])]
+
+
+class Running:
+    """`run_pack` in a thread."""
+
+    def __init__(self, log: MemoryLog, config: PackConfig) -> None:
+        self.stop = threading.Event()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(log, config))
+        self._thread.start()
+
+    def _run(self, log: MemoryLog, config: PackConfig) -> None:
+        try:
+            run_pack(log, config, prefix="t.", model="policy", lineage=LINEAGE, stop=self.stop)
+        except (Fenced, ConfigError) as error:
+            self.error = error
+
+    def until(self, holds: Callable[[], bool], deadline_s: float = 20.0) -> None:
+        end = time.monotonic() + deadline_s
+        while not holds():
+            assert time.monotonic() < end, "not within the deadline"
+            assert self._thread.is_alive(), f"pack ended: {self.error}"
+            self.stop.wait(0.01)
+
+    def end(self) -> None:
+        self.stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+def check(log: MemoryLog, groups: Sequence[Group], config: PackConfig) -> None:
+    fates = [e for e in read(log, "group-fates") if isinstance(e, GroupFate)]
+    assert len({f.group_id for f in fates}) == len(fates)
+    assert {f.group_id for f in fates} <= {g.group_id for g in groups}
+    plans = [e for e in read(log, "packed-batches") if isinstance(e, PackedBatch) and e.rank == 0]
+    assert [p.step for p in plans] == list(range(1, len(plans) + 1))
+    kept = sorted(f.group_id for f in fates if f.fate == "kept")
+    assert sorted(i for p in plans for i in p.group_ids) == kept
+    assert all(p.base_version - p.oldest_version <= config.max_lag_versions for p in plans)
+
+
+@pytest.mark.parametrize("every", [2, 3, 1000])
+def test_nothing_twice_and_no_hole_when_outcomes_are_unknown(make_group: MakeGroup, every: int) -> None:
+    log, config = FlakyLog(every), PackConfig(groups_per_step=3, max_lag_versions=1, max_steps_ahead=0)
+    send(log, version_event(0))
+    running = Running(log, config)
+    groups: list[Group] = []
+
+    def settled(steps: int) -> bool:
+        if len(read(log, "packed-batches")) < steps:
+            return False
+        return len(groups) - len(read(log, "group-fates")) < config.groups_per_step
+
+    try:
+        for latest in range(10):
+            # The second of four is as old as can be: stale from step 3 on.
+            versions = [latest, 0, latest, latest]
+            groups += [make_group(len(groups) + i, (version,)) for i, version in enumerate(versions)]
+            send(log, *groups[-4:])
+            running.until(partial(settled, latest + 1))
+            send(log, version_event(latest + 1))
+    finally:
+        running.end()
+    check(log, groups, config)
+    assert log.commits >= 10
+
+
+def test_a_restart_goes_on_where_the_log_ends(make_group: MakeGroup) -> None:
+    log = MemoryLog(TOPICS)
+    config = PackConfig(groups_per_step=2, max_lag_versions=0, max_steps_ahead=0)
+    first, stale = make_group(0), make_group(1, lineage="0197a1b2-0000-7000-8000-0000000000bb")
+    send(log, version_event(0), first, stale)
+    running = Running(log, config)
+    running.until(lambda: len(read(log, "group-fates")) == 1)
+    running.end()
+    second, third = make_group(2), make_group(3)
+    send(log, second, third)
+    running = Running(log, config)
+    running.until(lambda: len(read(log, "packed-batches")) == 1)
+    # The third would be one version too old for step 2, whenever that comes.
+    running.until(lambda: len(read(log, "group-fates")) == 4)
+    running.end()
+    counted = Counter(f.reason for f in read(log, "group-fates") if isinstance(f, GroupFate))
+    assert counted == {"lineage_abandoned": 1, "trained": 2, "stale": 1}
+    assert len(read(log, "dead-letters")) == 1
+    check(log, [first, stale, second, third], config)
+
+
+def test_the_second_pack_ends_the_first(make_group: MakeGroup) -> None:
+    log, config = MemoryLog(TOPICS), PackConfig(groups_per_step=1)
+    send(log, version_event(0))
+    first = Running(log, config)
+    send(log, make_group(0))
+    first.until(lambda: len(read(log, "packed-batches")) == 1)
+    second = Running(log, config)
+    send(log, make_group(1))
+    second.until(lambda: len(read(log, "packed-batches")) == 2)
+    first.end()
+    second.end()
+    check(log, [make_group(0), make_group(1)], config)
+
+
+def test_the_last_step_is_found_below_control_records_and_other_lineages(make_group: MakeGroup) -> None:
+    log, config = MemoryLog(TOPICS), PackConfig(groups_per_step=1, max_steps_ahead=3)
+    send(log, version_event(0), *[make_group(i) for i in range(3)])
+    running = Running(log, config)
+    running.until(lambda: len(read(log, "packed-batches")) == 3)
+    running.end()
+    last = [b for b in read(log, "packed-batches") if isinstance(b, PackedBatch)][-1]
+    other = msgspec.structs.replace(last, lineage="0197a1b2-0000-7000-8000-0000000000bb", step=9)
+    for _ in range(40):
+        send(log, other)
+    writer = log.transactional_writer("aborting")
+    for _ in range(40):
+        writer.begin()
+        writer.write([outgoing(other, source="test", time_us=NOW_US)])
+        writer.abort()
+    assert last_planned_step(log, LINEAGE) == 3
+    assert last_planned_step(log, other.lineage) == 9
+    assert last_planned_step(log, "0197a1b2-0000-7000-8000-0000000000cc") == 0
+
+
+def test_more_ranks_than_partitions_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="8 partitions"):
+        run_pack(
+            MemoryLog(TOPICS),
+            PackConfig(ranks=9),
+            prefix="t.",
+            model="policy",
+            lineage=LINEAGE,
+            stop=threading.Event(),
+        )

@@ -1,0 +1,88 @@
+"""The `rollwire` command: a table of commands and the process edge.
+
+A command is a function in `rollwire/ops/commands/`, one file a group, and a line in `COMMANDS`. Its module is imported when the
+command runs, so that `rollwire --help` and `rollwire status` need neither torch nor a client library.
+
+Exit codes: 0 done; 1 failed, with a traceback where the cause is a fault of ours; 2 wrong use, or something on this
+machine is missing; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NamedTuple
+
+from cyclopts import App
+
+from rollwire.schemas.errors import RollwireError
+
+
+class Command(NamedTuple):
+    name: str
+    target: str  # "module:function"; a function's parameters are its options (cyclopts)
+    help: str  # said here too, so that the list of commands imports none of them
+    group: str
+
+
+STACK, LOOK, RUN = "Local stack", "Look", "Run"
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "up", "rollwire.ops.commands.stack:up", "Start Kafka, an S3 server and Redis on 127.0.0.1.", STACK
+    ),
+    Command(
+        "down",
+        "rollwire.ops.commands.stack:down",
+        "End what `up` started; the log and the buckets stay.",
+        STACK,
+    ),
+    Command(
+        "status",
+        "rollwire.ops.commands.stack:status",
+        "Show the services: pid, address, uptime, memory.",
+        STACK,
+    ),
+    Command("logs", "rollwire.ops.commands.stack:logs", "Print the logs of the services.", STACK),
+)
+
+
+def build_app() -> App:
+    """The command-line application, with every command of `COMMANDS` registered by name only."""
+    application = App(
+        name="rollwire",
+        help="The event-sourced data plane for RL post-training of language models.",
+        version=lambda: metadata.version("rollwire"),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for command in COMMANDS:
+        application.command(command.target, name=command.name, help=command.help, group=command.group)
+    return application
+
+
+app = build_app()
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Runs one command line; the exit code. An error of ours is one sentence, any other exception goes on up."""
+    try:
+        result = app(list(tokens))
+    except RollwireError as error:
+        sys.stderr.write(f"rollwire: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("rollwire: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`rollwire logs | head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))

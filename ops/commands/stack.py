@@ -1,0 +1,139 @@
+"""`rollwire up | down | status | logs`: the local stack."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from rollwire.ops.config_errors import config_error
+from rollwire.ops.stack import SERVICES, ServiceName, StackConfig, read_stack
+from rollwire.ops.stack import down as end_stack
+from rollwire.ops.stack import up as start_stack
+from rollwire.ops.stack.status import follow, tail
+from rollwire.ops.stack.status import status as stack_status
+from rollwire.schemas.errors import StackError
+
+Folder = Annotated[Path, Parameter(name="--dir", help="Folder of the stack's state.")]
+DEFAULT_DIR = Path(".rollwire")
+
+
+def up(
+    *,
+    dir: Folder = DEFAULT_DIR,
+    kafka_port: int | None = None,
+    controller_port: int | None = None,
+    s3_port: int | None = None,
+    redis_port: int | None = None,
+) -> None:
+    """Start Kafka, an S3 server and Redis on 127.0.0.1, and wait until each has answered a real request.
+
+    What is running stays as it is. The log and the buckets of earlier starts are kept.
+
+    Parameters
+    ----------
+    kafka_port
+        The broker's port; by default a free one, kept across restarts. So are the others.
+    controller_port
+        The port of Kafka's controller.
+    s3_port
+        The S3 server's port.
+    redis_port
+        Redis's port.
+    """
+    values = {
+        "dir": dir,
+        "kafka_port": kafka_port,
+        "controller_port": controller_port,
+        "s3_port": s3_port,
+        "redis_port": redis_port,
+    }
+    try:
+        config = StackConfig.model_validate(values)
+    except ValidationError as error:
+        raise config_error(error, StackConfig, where="the command line") from None
+    console = Console(stderr=True, highlight=False)
+    began = time.monotonic()
+    with console.status("starting the stack") as shown:
+
+        def report(text: str) -> None:
+            shown.update(text)
+            if not console.is_terminal:
+                console.print(text)
+
+        info = start_stack(config, report)
+    console.print(
+        f"the stack is up after {time.monotonic() - began:.1f} s: `rollwire status` shows it, `rollwire down` ends it"
+    )
+    out = Console(highlight=False)
+    for label, value in (("Kafka", info.bootstrap), ("S3", info.s3_endpoint), ("Redis", info.redis_url)):
+        out.print(f"{label:6}{value}")
+
+
+def down(*, dir: Folder = DEFAULT_DIR) -> None:
+    """End what `up` started in this folder; the log and the buckets stay."""
+    ended = end_stack(dir)
+    text = f"ended {', '.join(ended)}" if ended else f"nothing of a stack in {dir} was running"
+    Console(highlight=False).print(text)
+
+
+def status(*, dir: Folder = DEFAULT_DIR) -> int:
+    """Show the services: pid, address, uptime, memory. Exit code 0 only if all of them run."""
+    states = stack_status(read_stack(dir))
+    table = Table(box=None, pad_edge=False)
+    for column in ("service", "state", "pid", "address", "uptime", "memory"):
+        table.add_column(column, justify="right" if column in {"pid", "uptime", "memory"} else "left")
+    for one in states:
+        table.add_row(
+            one.name,
+            "running" if one.alive else "ended",
+            "" if one.pid is None else str(one.pid),
+            one.address,
+            "" if one.uptime_s is None else duration(one.uptime_s),
+            "" if one.memory_bytes is None else f"{one.memory_bytes / 2**20:.0f} MiB",
+        )
+    Console(highlight=False).print(table)
+    return 0 if all(one.alive for one in states) else 1
+
+
+def logs(
+    service: ServiceName | None = None,
+    /,
+    *,
+    dir: Folder = DEFAULT_DIR,
+    lines: Annotated[int, Parameter(name=["--lines", "-n"])] = 50,
+    follow_on: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+) -> None:
+    """Print the logs of the services.
+
+    Parameters
+    ----------
+    service
+        One of kafka, s3, redis; by default all.
+    lines
+        How many of the last lines of each log.
+    follow_on
+        Go on with what is written from now on, until Ctrl-C.
+    """
+    names: tuple[ServiceName, ...] = SERVICES if service is None else (service,)
+    if not (dir / "logs").is_dir():
+        raise StackError(f"there are no logs in {dir}: no stack was started there")
+    out = Console(highlight=False, soft_wrap=True, markup=False)
+    for name, line in tail(dir, names, lines):
+        out.print(f"{name:5} {line}" if service is None else line)
+    if follow_on:
+        for name, line in follow(dir, names, lambda: True):
+            out.print(f"{name:5} {line}" if service is None else line)
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 3.2 h, 4.1 d."""
+    for limit, unit, divisor in ((90, "s", 1), (5_400, "min", 60), (129_600, "h", 3_600)):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f} {unit}" if divisor < 3_600 else f"{seconds / divisor:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} d"

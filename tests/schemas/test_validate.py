@@ -1,0 +1,338 @@
+"""What an event may not say about itself (C01, C02, C09, C17-C22): refused with its reason, never repaired."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rollwire.schemas.codec import decode, encode
+from rollwire.schemas.errors import Refused
+from rollwire.schemas.golden import load_examples
+from rollwire.schemas.records import (
+    Claim,
+    Component,
+    Event,
+    Group,
+    LagCount,
+    PackedBatch,
+    Position,
+    Rollout,
+    RoutingTrace,
+    Score,
+    Segment,
+    Span,
+)
+from rollwire.schemas.validate import validate
+
+TIME_US = 1_767_225_603_000_000
+NAN = math.nan
+
+
+def event_of(topic: str, name: str) -> Any:
+    return next(e.event for e in load_examples(topic) if e.name == name)
+
+
+def f4(*values: float) -> bytes:
+    return np.array(values, "<f4").tobytes()
+
+
+def spans(*parts: tuple[int, int, int]) -> tuple[Span, ...]:
+    return tuple(Span(version=v, start=a, end=b) for v, a, b in parts)
+
+
+def segments(*parts: tuple[Any, int, int]) -> tuple[Segment, ...]:
+    return tuple(Segment(kind=k, start=a, end=b) for k, a, b in parts)
+
+
+def reason_of(event: Event) -> str:
+    """Why an event is refused, on the way out; an event that another client wrote is refused alike on the way in."""
+    with pytest.raises(Refused) as caught:
+        encode(event, source="test", time_us=TIME_US)
+    with pytest.raises(Refused) as direct:
+        validate(event)
+    assert direct.value.reason == caught.value.reason
+    return caught.value.reason
+
+
+ROLLOUT = event_of("rollouts", "two-versions")  # 5 prompt tokens, 4 sampled: 2 of version 3, 2 of version 4
+TRACE = event_of("routing-traces", "inline")  # 3 layers, 8 experts, top 2, 2 rows
+CLAIMED = event_of("routing-traces", "claim-check")
+OTHER_GROUP = event_of("rollouts", "tool-call").group_id
+
+CASES: list[tuple[str, Event, dict[str, Any], str]] = [
+    # C01: one logprob a sampled token
+    ("one short", ROLLOUT, {"logprobs": f4(-1, -1, -1)}, "logprob_length"),
+    ("one too many", ROLLOUT, {"logprobs": f4(-1, -1, -1, -1, -1)}, "logprob_length"),
+    ("not whole", ROLLOUT, {"logprobs": f4(-1, -1, -1, -1)[:-1]}, "logprob_length"),
+    ("none", ROLLOUT, {"logprobs": b""}, "logprob_length"),
+    ("not recorded", ROLLOUT, {"logprobs": f4(-1, NAN, -1, -1)}, "logprob_missing"),
+    ("infinite", ROLLOUT, {"logprobs": f4(-1, -math.inf, -1, -1)}, "not_finite"),
+    ("both infinities", ROLLOUT, {"logprobs": f4(-math.inf, math.inf, -1, -1)}, "not_finite"),
+    # C02: spans tile the sampled tokens
+    ("sum below", ROLLOUT, {"spans": spans((3, 0, 2), (4, 2, 3))}, "span_invalid"),
+    ("sum above", ROLLOUT, {"spans": spans((3, 0, 2), (4, 2, 5))}, "span_invalid"),
+    ("overlap", ROLLOUT, {"spans": spans((3, 0, 3), (4, 2, 4))}, "span_invalid"),
+    ("hole", ROLLOUT, {"spans": spans((3, 0, 1), (4, 2, 4))}, "span_invalid"),
+    ("unsorted", ROLLOUT, {"spans": spans((4, 2, 4), (3, 0, 2))}, "span_invalid"),
+    ("falling version", ROLLOUT, {"spans": spans((4, 0, 2), (3, 2, 4))}, "span_invalid"),
+    ("negative version", ROLLOUT, {"spans": spans((-1, 0, 4))}, "span_invalid"),
+    ("empty span", ROLLOUT, {"spans": spans((3, 0, 0), (3, 0, 4))}, "span_invalid"),
+    ("no spans", ROLLOUT, {"spans": ()}, "span_invalid"),
+    # segments and mask
+    (
+        "segments short",
+        ROLLOUT,
+        {"segments": segments(("prompt", 0, 5), ("sampled", 5, 8))},
+        "segment_invalid",
+    ),
+    (
+        "segments long",
+        ROLLOUT,
+        {"segments": segments(("prompt", 0, 5), ("sampled", 5, 10))},
+        "segment_invalid",
+    ),
+    (
+        "segments hole",
+        ROLLOUT,
+        {"segments": segments(("prompt", 0, 4), ("sampled", 5, 9))},
+        "segment_invalid",
+    ),
+    ("no segments", ROLLOUT, {"segments": ()}, "segment_invalid"),
+    ("mask on the prompt", ROLLOUT, {"loss_mask": bytes([0, 0, 0, 0, 1, 1, 1, 1, 1])}, "segment_invalid"),
+    ("mask of twos", ROLLOUT, {"loss_mask": bytes([0, 0, 0, 0, 0, 2, 1, 1, 1])}, "segment_invalid"),
+    (
+        "nothing sampled",
+        ROLLOUT,
+        {"segments": segments(("prompt", 0, 9)), "loss_mask": bytes(9)},
+        "sequence_empty",
+    ),
+    ("no tokens", ROLLOUT, {"token_ids": b"", "loss_mask": b""}, "sequence_empty"),
+    ("a token short", ROLLOUT, {"token_ids": ROLLOUT.token_ids[:-1]}, "array_length"),
+    ("a mask short", ROLLOUT, {"loss_mask": ROLLOUT.loss_mask[:-1]}, "array_length"),
+    ("other dtype", ROLLOUT, {"token_dtype": "u2"}, "array_length"),
+    ("unknown dtype", ROLLOUT, {"token_dtype": "i4"}, "array_length"),
+    # ids and scalars
+    ("other index", ROLLOUT, {"index": 1}, "id_invalid"),
+    ("index beyond the group", ROLLOUT, {"group_size": 0}, "id_invalid"),
+    ("other group", ROLLOUT, {"group_id": OTHER_GROUP}, "id_invalid"),
+    ("no uuid", ROLLOUT, {"group_id": "g", "rollout_id": "g.0"}, "id_invalid"),
+    ("no model", ROLLOUT, {"model": ""}, "id_invalid"),
+    ("odd model", ROLLOUT, {"model": "a b"}, "id_invalid"),
+    ("cold", ROLLOUT, {"temperature": 0.0}, "inconsistent"),
+    ("temperature lost", ROLLOUT, {"temperature": NAN}, "not_finite"),
+    ("seconds", ROLLOUT, {"started_us": 1_767_225_600}, "time_invalid"),
+    ("milliseconds", ROLLOUT, {"finished_us": 1_767_225_600_000}, "time_invalid"),
+    # rewards (C09)
+    ("reward lost", event_of("rewards", "right"), {"reward": NAN}, "not_finite"),
+    ("reward infinite", event_of("rewards", "right"), {"reward": math.inf}, "not_finite"),
+    (
+        "component lost",
+        event_of("rewards", "right"),
+        {"components": (Component(name="value", value=NAN),)},
+        "not_finite",
+    ),
+    (
+        "component twice",
+        event_of("rewards", "right"),
+        {"components": (Component(name="value", value=1.0),) * 2},
+        "reward_invalid",
+    ),
+    ("reward of another group", event_of("rewards", "right"), {"group_id": OTHER_GROUP}, "id_invalid"),
+    ("no verifier", event_of("rewards", "right"), {"verifier": ""}, "id_invalid"),
+    # routing traces (C17, C18, C22)
+    ("rows short", TRACE, {"data": TRACE.data[:-1]}, "array_length"),
+    ("a row more", TRACE, {"rows": 3}, "array_length"),
+    ("id beyond", TRACE, {"data": bytes([0, 8, *TRACE.data[2:]])}, "routing_invalid"),
+    ("expert twice", TRACE, {"data": bytes([1, 1, *TRACE.data[2:]])}, "routing_invalid"),
+    ("boundary row of zeros", TRACE, {"data": TRACE.data[:6] + bytes(6)}, "routing_invalid"),
+    (
+        "expert twice of three",
+        TRACE,
+        {"top_k": 3, "layers": (0, 1), "data": bytes([0, 1, 0] * 4)},
+        "routing_invalid",
+    ),
+    ("layers fall", TRACE, {"layers": (0, 2, 1)}, "routing_invalid"),
+    ("layer twice", TRACE, {"layers": (0, 1, 1)}, "routing_invalid"),
+    ("no layers", TRACE, {"layers": ()}, "routing_invalid"),
+    ("too many experts", TRACE, {"num_experts": 257}, "routing_invalid"),
+    ("top above experts", TRACE, {"num_experts": 1}, "routing_invalid"),
+    ("no rows", TRACE, {"rows": 0, "data": b""}, "routing_invalid"),
+    ("negative start", TRACE, {"start_row": -1}, "routing_invalid"),
+    ("odd encoding", TRACE, {"encoding": "u2"}, "routing_invalid"),
+    ("neither data nor claim", TRACE, {"data": None}, "routing_invalid"),
+    ("data and claim", TRACE, {"claim": CLAIMED.claim}, "routing_invalid"),
+    ("empty claim", CLAIMED, {"claim": Claim(key="k", size=0, sha256="0" * 64)}, "inconsistent"),
+    ("claim without digest", CLAIMED, {"claim": Claim(key="k", size=1, sha256="")}, "id_invalid"),
+    (
+        "above the claim check",
+        TRACE,
+        {"layers": (0,), "rows": 300_000, "data": bytes([0, 1] * 300_000)},
+        "too_large",
+    ),
+    # fates and closings
+    ("unknown reason", event_of("group-fates", "trained"), {"reason": "bored"}, "inconsistent"),
+    ("dropped and trained", event_of("group-fates", "trained"), {"fate": "dropped"}, "inconsistent"),
+    (
+        "member twice",
+        event_of("group-fates", "trained"),
+        {"members": (ROLLOUT.rollout_id,) * 2},
+        "inconsistent",
+    ),
+    ("foreign member", event_of("group-fates", "trained"), {"members": (f"{OTHER_GROUP}.0",)}, "id_invalid"),
+    ("closed without reason", event_of("groups-closed", "filtered"), {"reason": ""}, "inconsistent"),
+    # steps, versions, status
+    ("version jumps", event_of("train-steps", "step"), {"version": 6}, "inconsistent"),
+    ("step 0", event_of("train-steps", "step"), {"step": 0}, "inconsistent"),
+    ("lags lost", event_of("train-steps", "step"), {"lag_histogram": ()}, "inconsistent"),
+    (
+        "lags unsorted",
+        event_of("train-steps", "step"),
+        {"lag_histogram": (LagCount(lag=1, tokens=2), LagCount(lag=0, tokens=6))},
+        "inconsistent",
+    ),
+    ("no share", event_of("train-steps", "step"), {"ratio_truncated": 1.5}, "inconsistent"),
+    ("rate lost", event_of("train-steps", "step"), {"learning_rate": NAN}, "not_finite"),
+    ("no digest", event_of("train-steps", "step"), {"state_digest": "xyz"}, "id_invalid"),
+    ("anchor on a base", event_of("weight-versions", "anchor"), {"base_version": 0}, "inconsistent"),
+    ("delta without base", event_of("weight-versions", "delta"), {"base_version": None}, "inconsistent"),
+    ("base above", event_of("weight-versions", "delta"), {"base_version": 5}, "inconsistent"),
+    ("empty that changes", event_of("weight-versions", "delta"), {"kind": "empty"}, "inconsistent"),
+    ("more than all", event_of("weight-versions", "delta"), {"changed_elements": 340_001}, "inconsistent"),
+    ("serves without digest", event_of("fleet-status", "swapped"), {"state_digest": ""}, "id_invalid"),
+    ("negative pause", event_of("fleet-status", "swapped"), {"pause_ms": -1.0}, "inconsistent"),
+    (
+        "score lost",
+        event_of("evaluations", "held-out"),
+        {"scores": (Score(name="a", value=NAN),)},
+        "not_finite",
+    ),
+    (
+        "score twice",
+        event_of("evaluations", "held-out"),
+        {"scores": (Score(name="a", value=1.0),) * 2},
+        "inconsistent",
+    ),
+    ("refused for nothing", event_of("dead-letters", "short-logprobs"), {"reason": ""}, "inconsistent"),
+]
+
+
+@pytest.mark.parametrize(("event", "changes", "reason"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_an_event_that_contradicts_itself_is_refused(
+    event: Event, changes: dict[str, Any], reason: str
+) -> None:
+    validate(event)
+    assert reason_of(msgspec.structs.replace(event, **changes)) == reason
+
+
+GROUP: Group = event_of("groups", "pair")
+
+
+def members(*changes: dict[str, Any]) -> Group:
+    pairs = zip(GROUP.members, changes, strict=True)
+    return msgspec.structs.replace(GROUP, members=tuple(msgspec.structs.replace(m, **c) for m, c in pairs))
+
+
+def test_a_group_agrees_with_its_members() -> None:
+    first, second = GROUP.members
+    other = msgspec.structs.replace(second.rollout, task_id="another")
+    assert reason_of(members({}, {"rollout": other})) == "inconsistent"
+    broken = msgspec.structs.replace(second.rollout, logprobs=b"")
+    assert reason_of(members({}, {"rollout": broken})) == "logprob_length"
+    assert reason_of(members({}, {"advantage": NAN})) == "not_finite"
+    assert reason_of(members({}, {"reward": math.inf})) == "not_finite"
+    position = Position(topic="rollouts", partition=0, offset=0)
+    assert reason_of(members({}, {"trace": position})) == "inconsistent"
+    assert reason_of(msgspec.structs.replace(GROUP, members=(second, first))) == "inconsistent"
+    assert reason_of(msgspec.structs.replace(GROUP, members=(first, first))) == "inconsistent"
+    assert reason_of(msgspec.structs.replace(GROUP, members=())) == "inconsistent"
+    assert reason_of(msgspec.structs.replace(GROUP, baseline="median")) == "inconsistent"
+    assert (
+        reason_of(msgspec.structs.replace(GROUP, cut=msgspec.structs.replace(GROUP.cut, clock_us=1)))
+        == "time_invalid"
+    )
+
+
+PLAN: PackedBatch = event_of("packed-batches", "one-rank")
+
+
+def i4(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def i8(*values: int) -> bytes:
+    return np.array(values, "<i8").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cu_seqlens": i4(0, 9, 17)}, "array_length"),
+        ({"cu_seqlens": i4(1, 9, 18)}, "array_length"),
+        ({"cu_seqlens": i4(0, 18)}, "array_length"),
+        ({"cu_seqlens": i4(0, 18, 9)}, "array_length"),
+        ({"cu_seqlens": i4(0, 9, 9)}, "array_length"),
+        ({"cu_seqlens": b""}, "array_length"),
+        ({"token_ids": b""}, "array_length"),
+        ({"loss_mask": bytes(17)}, "array_length"),
+        ({"loss_mask": b"\x02" * 18}, "segment_invalid"),
+        ({"loss_mask": bytes(18)}, "logprob_length"),
+        ({"logprobs": f4(*[-1.0] * 7)}, "logprob_length"),
+        ({"logprobs": f4(*[-1.0] * 7, NAN)}, "logprob_missing"),
+        ({"versions": i8(*[4] * 7)}, "array_length"),
+        ({"versions": i8(*[4] * 7, 5)}, "inconsistent"),
+        ({"versions": i8(*[4] * 7, 2)}, "inconsistent"),
+        ({"advantages": f4(0.5)}, "array_length"),
+        ({"advantages": f4(0.5, math.inf)}, "not_finite"),
+        ({"traces": (None,)}, "array_length"),
+        ({"rollout_ids": ()}, "sequence_empty"),
+        ({"rollout_ids": ("a", "b")}, "id_invalid"),
+        ({"rollout_ids": (ROLLOUT.rollout_id,) * 2}, "inconsistent"),
+    ],
+)
+def test_the_arrays_of_a_microbatch_agree(changes: dict[str, Any], reason: str) -> None:
+    microbatch = msgspec.structs.replace(PLAN.microbatches[0], **changes)
+    assert reason_of(msgspec.structs.replace(PLAN, microbatches=(microbatch,))) == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"token_budget": 17}, "over_budget"),
+        ({"rank": 1}, "inconsistent"),
+        ({"rank": -1}, "inconsistent"),
+        ({"step": 0}, "inconsistent"),
+        ({"max_lag_versions": 0}, "stale"),
+        ({"oldest_version": 5}, "version_future"),
+        ({"total_sequences": 1}, "inconsistent"),
+        ({"total_tokens": 17}, "inconsistent"),
+        ({"group_ids": (GROUP.group_id,) * 2}, "inconsistent"),
+        ({"group_ids": ("g",)}, "id_invalid"),
+        ({"plan_digest": ""}, "id_invalid"),
+        ({"reward_mean": NAN}, "not_finite"),
+    ],
+)
+def test_a_plan_agrees_with_itself(changes: dict[str, Any], reason: str) -> None:
+    assert reason_of(msgspec.structs.replace(PLAN, **changes)) == reason
+
+
+def test_a_budget_that_is_just_met_and_a_rank_without_work_are_fine() -> None:
+    validate(msgspec.structs.replace(PLAN, token_budget=18))
+    validate(msgspec.structs.replace(PLAN, microbatches=()))
+
+
+def test_all_256_experts_fit_one_byte() -> None:
+    rows = np.arange(256, dtype=np.uint8).reshape(-1, 2)
+    trace: RoutingTrace = msgspec.structs.replace(
+        TRACE, num_experts=256, layers=(0,), rows=128, data=rows.tobytes()
+    )
+    encoded = encode(trace, source="test", time_us=TIME_US)
+    assert decode(encoded.topic, encoded.value, encoded.headers, encoded.key) == trace
+
+
+def test_a_mask_may_train_on_less_than_was_sampled() -> None:
+    assert isinstance(ROLLOUT, Rollout)
+    validate(msgspec.structs.replace(ROLLOUT, loss_mask=bytes(9)))

@@ -33,7 +33,17 @@ from rollwire.streams.seams.log_kafka_write import KafkaTransactionalWriter, Kaf
 from rollwire.streams.seams.rdkafka_logs import bridge
 
 _REQUEST_S: Final = 8.0  # a question to the broker: short enough for a stop within 10 s
+_NEW_TOPIC_S: Final = 1.0  # the broker tells of a topic that was just made this much later at most
 _NO_POSITION: Final = -1001  # librdkafka's OFFSET_INVALID: nothing is committed
+
+_NO_LEADER: Final = frozenset(
+    {
+        KafkaError._NOENT,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
+)
 
 
 class KafkaLog:
@@ -87,13 +97,17 @@ class KafkaLog:
 
     def partitions(self, topic: str) -> int:
         name = self._prefix + topic
-        try:
-            found = self._admin.list_topics(topic=name, timeout=_REQUEST_S).topics.get(name)
-        except KafkaException as failure:
-            raise unavailable("asking for the partitions of " + name, failure) from failure
-        if found is None or found.error is not None or not found.partitions:
-            raise TopicMismatch(f"topic {name!r} does not exist; create it with `rollwire topics apply`")
-        return len(found.partitions)
+        deadline = time.monotonic() + _NEW_TOPIC_S
+        while True:
+            try:
+                found = self._admin.list_topics(topic=name, timeout=_REQUEST_S).topics.get(name)
+            except KafkaException as failure:
+                raise unavailable("asking for the partitions of " + name, failure) from failure
+            if found is not None and found.error is None and found.partitions:
+                return len(found.partitions)
+            if time.monotonic() > deadline:
+                raise TopicMismatch(f"topic {name!r} does not exist; create it with `rollwire topics apply`")
+            time.sleep(0.05)
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         consumer = Consumer(self._consumer_config(group))
@@ -128,21 +142,26 @@ class KafkaLog:
     def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         if not partitions:
             return {}
-        try:
-            futures = self._admin.list_offsets(
-                {self._wire(p): spec for p in partitions},
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=_REQUEST_S,
-            )
-            return {self._ours(wire): future.result(_REQUEST_S).offset for wire, future in futures.items()}
-        except KafkaException as failure:
-            error: KafkaError = failure.args[0]
-            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                names = ", ".join(sorted({self._prefix + p.topic for p in partitions}))
-                raise TopicMismatch(f"one of {names} does not exist: `rollwire topics apply`") from failure
-            raise unavailable("asking for offsets", failure) from failure
-        except TimeoutError as failure:
-            raise LogUnavailable(f"no offsets after {_REQUEST_S:g} s: is the broker up?") from failure
+        deadline = time.monotonic() + _REQUEST_S
+        while True:
+            try:
+                futures = self._admin.list_offsets(
+                    {self._wire(p): spec for p in partitions},
+                    isolation_level=IsolationLevel.READ_COMMITTED,
+                    request_timeout=_REQUEST_S,
+                )
+                return {
+                    self._ours(wire): future.result(_REQUEST_S).offset for wire, future in futures.items()
+                }
+            except KafkaException as failure:
+                # A new topic, or one whose leader just came back, is not known to every client at once.
+                for topic in {p.topic for p in partitions}:
+                    self.partitions(topic)
+                if failure.args[0].code() not in _NO_LEADER or time.monotonic() > deadline:
+                    raise unavailable("asking for offsets", failure) from failure
+                time.sleep(0.05)
+            except TimeoutError as failure:
+                raise LogUnavailable(f"no offsets after {_REQUEST_S:g} s: is the broker up?") from failure
 
     def _wire(self, partition: TopicPartition) -> WirePartition:
         return WirePartition(self._prefix + partition.topic, partition.partition)

@@ -1,0 +1,55 @@
+"""`rollwire demo`: the whole loop on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def demo(
+    *,
+    steps: Annotated[int | None, Parameter(help="optimiser steps in all; 250 if not given")] = None,
+    seed: Annotated[int, Parameter(help="of the initial weights, the tasks and the samples")] = 0,
+    control: Annotated[
+        bool, Parameter(negative="", help="shuffle the advantages: a run that must not learn")
+    ] = False,
+    continue_: Annotated[
+        bool, Parameter(name="--continue", negative="", help="go on with the newest run where it stopped")
+    ] = False,
+    max_lag: Annotated[int | None, Parameter(help="versions that a rollout may be old at its use")] = None,
+    no_ratio: Annotated[
+        bool, Parameter(negative="", help="train without the truncated ratio, to see what staleness does")
+    ] = False,
+    set_: Annotated[
+        tuple[str, ...], Parameter(name="--set", help="any setting of the run, as fleet.group_size=4")
+    ] = (),
+    json: Annotated[Path | None, Parameter(help="write the figures there")] = None,
+    plain: Annotated[bool, Parameter(negative="", help="lines instead of a live page")] = False,
+    dir: Annotated[Path, Parameter(help="folder of the stack's and the runs' state")] = Path(".rollwire"),
+) -> int:
+    """Run the whole loop on this machine: a policy learns countdown, and every token of it is an event.
+
+    Exit code 0 only if every check held; 1 if one did not; 2 if it could not start.
+    """
+    from rollwire.ops.demo.options import DemoOptions
+    from rollwire.ops.demo.run import run_demo
+    from rollwire.ops.demo.summary import print_summary
+
+    outcome = run_demo(
+        DemoOptions(
+            dir=dir,
+            steps=steps,
+            seed=seed,
+            control=control,
+            resume=continue_,
+            max_lag=max_lag,
+            no_ratio=no_ratio,
+            overrides=set_,
+            json_file=json,
+            plain=plain,
+        )
+    )
+    print_summary(outcome)
+    return 0 if outcome.ok else 1

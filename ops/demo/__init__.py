@@ -1,0 +1,1 @@
+"""`rollwire demo`: the whole loop on one machine, watched on one page."""

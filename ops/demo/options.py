@@ -1,0 +1,58 @@
+"""What a person may ask of a demo, and the settings that follow from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollwire.ops.settings import RunSettings, build_settings, with_overrides
+
+DEFAULT_STEPS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    dir: Path
+    steps: int | None = None  # None = the default, or what the run that is continued was set to
+    seed: int = 0
+    control: bool = False
+    resume: bool = False
+    max_lag: int | None = None
+    no_ratio: bool = False
+    overrides: tuple[str, ...] = ()
+    json_file: Path | None = None
+    plain: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "control" if self.control else "demo"
+
+
+def new_settings(options: DemoOptions, name: str) -> RunSettings:
+    """Settings of a new run called `name`. Raises `ConfigError` for a setting that does not exist."""
+    steps = options.steps or DEFAULT_STEPS
+    values: dict[str, Any] = {
+        "prefix": f"rollwire.{name}.",
+        "seed": options.seed,
+        "steps": steps,
+        "fleet": {"seed": options.seed},
+        "trainer": {"seed": options.seed},
+    }
+    if options.control:
+        values["trainer"]["control"] = True
+    if options.no_ratio:
+        values["trainer"]["use_ratio"] = False
+    if options.max_lag is not None:
+        values["pack"] = {"max_lag_versions": options.max_lag}
+    settings = build_settings(with_overrides(values, options.overrides), where="the demo's options")
+    return with_final(settings, settings.steps)
+
+
+def with_final(settings: RunSettings, steps: int) -> RunSettings:
+    """The same run, ending after `steps`: the trainer stops there and the evaluator measures that version fully."""
+    values = json.loads(settings.model_dump_json())
+    values["steps"] = steps
+    values["evaluator"]["final_version"] = steps
+    return build_settings(values, where="the run's settings")

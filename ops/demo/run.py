@@ -1,0 +1,203 @@
+"""The demo from its first process to its last line: bring up, warm start, run, watch, stop, judge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollwire.consumers.ledger import Ledger, count_ledger
+from rollwire.ops.demo.checks import Check, checks, figures
+from rollwire.ops.demo.curves import draw_curves
+from rollwire.ops.demo.folders import latest_run, new_run
+from rollwire.ops.demo.options import DemoOptions, new_settings, with_final
+from rollwire.ops.demo.supervisor import Supervisor, rollwire_command, tail
+from rollwire.ops.demo.tally import RunFacts, Tally
+from rollwire.ops.demo.view import View, open_view
+from rollwire.ops.demo.watch import Watch
+from rollwire.ops.figures import write_figures
+from rollwire.ops.roles import open_store
+from rollwire.ops.settings import RunSettings, load_settings, save_settings
+from rollwire.ops.stack import StackConfig, StackInfo, down, up
+from rollwire.ops.stack.info import find_stack
+from rollwire.ops.stack.processes import is_alive
+from rollwire.ops.topics import apply_topics
+from rollwire.ops.warm import has_warm_start
+from rollwire.producers.environments.countdown import Countdown
+from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
+from rollwire.streams.emit import decode_record
+from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.scan import scan
+
+# Producers of work come last, so that nothing waits for a reader that is not there yet.
+RUN_ROLES = ("monitor", "trainer", "evaluator", "pack", "assemble", "verifier", "fleet")
+STALL_S = 120.0  # no new step, evaluation or swap for so long: something is broken
+WARM_START_S = 600.0
+TALLY_TOPICS = ("train-steps", "weight-versions", "evaluations", "fleet-status", "group-fates", "rollouts")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    folder: Path
+    settings: RunSettings
+    facts: RunFacts
+    ledger: Ledger
+    checks: list[Check]
+    wall_s: float
+    picture: Path
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+def run_demo(options: DemoOptions) -> Outcome:
+    """Runs the demo to its end. Ctrl-C ends all processes within 10 s and raises `KeyboardInterrupt` on."""
+    began = time.monotonic()
+    folder, settings = _run_of(options)
+    supervisor = Supervisor(folder / "logs", (*rollwire_command(), "run"))
+    arguments = ("--run", str(folder), "--dir", str(options.dir))
+    with open_view(plain=options.plain, settings=settings, began=began) as view, _children(supervisor, view):
+        if not has_warm_start(settings):
+            supervisor.start("warm-start", *arguments)
+        view.phase("starting Kafka, S3 and Redis")
+        with _stack(options.dir, view) as stack:
+            apply_topics(stack.bootstrap, settings.prefix)
+            open_store(stack, settings.bucket).probe()
+            _wait_for_warm_start(supervisor, settings, folder, view)
+            for role in RUN_ROLES:
+                supervisor.start(role, *arguments)
+            log = KafkaLog(stack.bootstrap, prefix=settings.prefix, client_id="demo")
+            try:
+                _watch(supervisor, settings, stack, log, view)
+                view.phase("stopping the processes")
+                killed = supervisor.stop(("fleet",)) + supervisor.stop()
+                if killed:
+                    view.say(f"did not stop within 10 s and had to be killed: {', '.join(killed)}")
+                view.phase("adding up the ledger")
+                return _judge(options, folder, settings, log, began, view)
+            finally:
+                log.close()
+
+
+@contextmanager
+def _stack(folder: Path, view: View) -> Iterator[StackInfo]:
+    """A running stack is used and left as it was; one that the demo starts is ended with it."""
+    known = find_stack(folder)
+    was_running = known is not None and any(is_alive(p.pid, p.started) for p in known.services.values())
+    info = up(StackConfig(dir=folder), view.phase)
+    try:
+        yield info
+    finally:
+        if not was_running:
+            view.phase("stopping Kafka, S3 and Redis")
+            down(folder)
+
+
+def _run_of(options: DemoOptions) -> tuple[Path, RunSettings]:
+    """The folder and settings of the run to be made or continued, written down."""
+    if options.resume:
+        folder = latest_run(options.dir)
+        settings = load_settings(folder)
+        settings = with_final(settings, options.steps or settings.steps)
+    else:
+        new_settings(options, "check")  # a wrong setting is refused before a folder is made
+        folder = new_run(options.dir, options.kind)
+        settings = new_settings(options, f"run-{folder.name[:4]}")
+    save_settings(folder, settings)
+    return folder, settings
+
+
+@contextmanager
+def _children(supervisor: Supervisor, view: View) -> Iterator[None]:
+    """Whatever happens, no process outlives the demo."""
+    try:
+        yield
+    finally:
+        killed = supervisor.stop()
+        if killed:
+            view.say(f"did not stop within 10 s and had to be killed: {', '.join(killed)}")
+
+
+def _wait_for_warm_start(supervisor: Supervisor, settings: RunSettings, folder: Path, view: View) -> None:
+    deadline = time.monotonic() + WARM_START_S
+    pause = threading.Event()
+    while "warm-start" in supervisor.children and not supervisor.finished("warm-start"):
+        for line in supervisor.tend():
+            view.say(line)
+        view.warm_start(folder / "warm-start.json")
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"the warm start took longer than {WARM_START_S:.0f} s; the end of its log:\n"
+                + tail(folder / "logs" / "warm-start.log")
+            )
+        pause.wait(0.2)
+    if not has_warm_start(settings):
+        raise EnvironmentMissing(
+            f"the warm start left no file; its log:\n{tail(folder / 'logs' / 'warm-start.log')}"
+        )
+
+
+def _watch(
+    supervisor: Supervisor, settings: RunSettings, stack: StackInfo, log: KafkaLog, view: View
+) -> None:
+    """Until the trainer has taken its last step, the evaluator has measured it and every replica serves it."""
+    watch = Watch(log, settings)
+    view.attach(stack, settings.prefix)
+    pause = threading.Event()
+    try:
+        seen, deadline = watch.progress(), time.monotonic() + STALL_S
+        while True:
+            for line in supervisor.tend():
+                view.say(line)
+            watch.poll()
+            view.show(watch)
+            if watch.complete() and supervisor.finished("trainer") and supervisor.finished("evaluator"):
+                return
+            if watch.progress() != seen:
+                seen, deadline = watch.progress(), time.monotonic() + STALL_S
+            elif time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"nothing moved for {STALL_S:.0f} s after {watch.describe()}; "
+                    f"see the logs in {supervisor.logs}"
+                )
+            pause.wait(0.1)
+    finally:
+        watch.close()
+
+
+def _judge(
+    options: DemoOptions, folder: Path, settings: RunSettings, log: KafkaLog, began: float, view: View
+) -> Outcome:
+    environment = Countdown()
+    tally = Tally(lineage=settings.lineage, held_out_ids=environment.problems(held_out=True))
+    for record in scan(log, TALLY_TOPICS):
+        tally.add(decode_record(record))
+    facts = tally.facts(settings.environment)
+    view.phase("adding up the ledger")
+    ledger = count_ledger(log, settings.prefix)
+    picture = folder / "curves.png"
+    draw_curves(tally, settings.environment, picture, _title(settings))
+    wall_s = time.monotonic() - began
+    found = checks(
+        facts,
+        steps=settings.steps,
+        max_lag=settings.pack.max_lag_versions,
+        ledger_gap=ledger.gap,
+        wall_s=wall_s,
+        control=options.control,
+    )
+    results = figures(facts, ledger_gap=ledger.gap, wall_s=wall_s, control=options.control)
+    for path in filter(None, (folder / "demo.json", options.json_file)):
+        write_figures(
+            path, f"rollwire demo --seed {settings.seed}{' --control' if options.control else ''}", results
+        )
+    return Outcome(folder, settings, facts, ledger, found, wall_s, picture)
+
+
+def _title(settings: RunSettings) -> str:
+    kind = "control, advantages shuffled" if settings.trainer.control else "GRPO"
+    return f"Rollwire demo: {settings.environment}, {kind}, seed {settings.seed}, {settings.steps} steps"

@@ -1,0 +1,257 @@
+"""The processes of a run, one function each: it wires a component to the live log, store and engine and runs it.
+
+A role ends when its work is done, on SIGTERM or SIGINT (within 10 s), or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollwire.ops.logs import configure_logging
+from rollwire.ops.settings import RunSettings, load_settings
+from rollwire.ops.stack import StackInfo, read_stack
+from rollwire.producers.environments.countdown import Countdown
+from rollwire.schemas.errors import ConfigError
+from rollwire.streams.seams.clock import SystemClock
+from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.store_s3 import S3Store
+
+if TYPE_CHECKING:
+    from rollwire.consumers.weights.subscriber import WeightSubscriber
+
+
+EVALUATOR_ROWS = 512  # requests that the evaluator decodes at once
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What every role needs: the run's settings and folder, the stack's addresses, and the word to stop."""
+
+    folder: Path
+    settings: RunSettings
+    stack: StackInfo
+    stop: threading.Event
+
+    def log(self, client: str) -> KafkaLog:
+        return KafkaLog(self.stack.bootstrap, prefix=self.settings.prefix, client_id=client)
+
+    def store(self) -> S3Store:
+        return open_store(self.stack, self.settings.bucket)
+
+
+def open_store(stack: StackInfo, bucket: str) -> S3Store:
+    store = S3Store(stack.s3_endpoint, bucket, stack.access_key, stack.secret_key)
+    store.ensure_bucket()
+    return store
+
+
+def environment_of(settings: RunSettings) -> Countdown:
+    """Raises `ConfigError` for a name that is not known."""
+    if settings.environment != "countdown":
+        raise ConfigError(f"there is no environment {settings.environment!r}; there is: countdown")
+    return Countdown()
+
+
+def _subscriber(run: Run, log: KafkaLog, fleet: str, replica: str) -> WeightSubscriber:
+    from rollwire.consumers.weights.subscriber import WeightSubscriber
+
+    return WeightSubscriber(
+        log,
+        run.store(),
+        fleet=fleet,
+        replica=replica,
+        lineage=run.settings.lineage,
+        model=run.settings.model,
+        clock=SystemClock(),
+    )
+
+
+def run_fleet_role(run: Run) -> None:
+    from rollwire.producers.engine_torch import TorchEngine
+    from rollwire.producers.fleet import run_fleet
+
+    settings = run.settings
+    log = run.log("fleet")
+    weights = _subscriber(run, log, settings.fleet.fleet, settings.fleet.replica)
+    try:
+        run_fleet(
+            log,
+            TorchEngine(settings.policy, settings.fleet.max_running),
+            environment_of(settings),
+            weights,
+            settings.fleet,
+            model=settings.model,
+            lineage=settings.lineage,
+            prefix=settings.prefix,
+            stop=run.stop,
+            clock=SystemClock(),
+        )
+    finally:
+        weights.close()
+        log.close()
+
+
+def run_verifier_role(run: Run) -> None:
+    from rollwire.producers.verifier.verifier import run_verifier
+
+    log = run.log("verifier")
+    try:
+        run_verifier(
+            log,
+            environment_of(run.settings),
+            run.settings.verifier,
+            prefix=run.settings.prefix,
+            stop=run.stop,
+            clock=SystemClock(),
+        )
+    finally:
+        log.close()
+
+
+def run_assemble_role(run: Run) -> None:
+    from rollwire.streams.run_assemble import run_assemble
+
+    log = run.log("assemble")
+    try:
+        run_assemble(
+            log,
+            run.settings.assemble,
+            prefix=run.settings.prefix,
+            partitions=None,
+            stop=run.stop,
+            clock=SystemClock(),
+        )
+    finally:
+        log.close()
+
+
+def run_pack_role(run: Run) -> None:
+    from rollwire.streams.run_pack import run_pack
+
+    settings = run.settings
+    log = run.log("pack")
+    try:
+        run_pack(
+            log,
+            settings.pack,
+            prefix=settings.prefix,
+            model=settings.model,
+            lineage=settings.lineage,
+            stop=run.stop,
+            clock=SystemClock(),
+        )
+    finally:
+        log.close()
+
+
+def run_trainer_role(run: Run) -> None:
+    from rollwire.consumers.trainer.run import run_trainer
+    from rollwire.ops.warm import load_warm_start
+
+    settings = run.settings
+    log = run.log("trainer")
+    try:
+        run_trainer(
+            log,
+            run.store(),
+            settings.policy,
+            settings.trainer,
+            publisher_config=settings.publisher,
+            prefix=settings.prefix,
+            model=settings.model,
+            lineage=settings.lineage,
+            initial=load_warm_start(settings),
+            stop=run.stop,
+            until_step=settings.steps,
+            clock=SystemClock(),
+        )
+    finally:
+        log.close()
+
+
+def run_evaluator_role(run: Run) -> None:
+    from rollwire.consumers.evaluator import run_evaluator
+    from rollwire.producers.engine_torch import TorchEngine
+
+    settings = run.settings
+    log = run.log("evaluator")
+    weights = _subscriber(run, log, settings.evaluator.fleet, settings.evaluator.replica)
+    try:
+        run_evaluator(
+            log,
+            TorchEngine(settings.policy, EVALUATOR_ROWS),
+            environment_of(settings),
+            weights,
+            settings.evaluator,
+            model=settings.model,
+            lineage=settings.lineage,
+            prefix=settings.prefix,
+            stop=run.stop,
+            clock=SystemClock(),
+        )
+    finally:
+        weights.close()
+        log.close()
+
+
+def run_monitor_role(run: Run) -> None:
+    from rollwire.streams.monitor import run_monitor
+
+    run_monitor(
+        run.stack.bootstrap,
+        run.settings.prefix,
+        run.stack.redis_url,
+        run.settings.monitor_port,
+    )
+
+
+def run_warm_start_role(run: Run) -> None:
+    from rollwire.ops.warm import make_warm_start
+
+    make_warm_start(run.settings, progress_file=run.folder / "warm-start.json")
+
+
+ROLES: dict[str, Callable[[Run], None]] = {
+    "warm-start": run_warm_start_role,
+    "fleet": run_fleet_role,
+    "verifier": run_verifier_role,
+    "assemble": run_assemble_role,
+    "pack": run_pack_role,
+    "trainer": run_trainer_role,
+    "evaluator": run_evaluator_role,
+    "monitor": run_monitor_role,
+}
+
+
+def run_role(name: str, folder: Path, stack_dir: Path) -> None:
+    """Runs one role to its end. Raises `ConfigError` for a name that is no role."""
+    if name not in ROLES:
+        raise ConfigError(f"there is no role {name!r}; there are: {', '.join(ROLES)}")
+    configure_logging()
+    stop = threading.Event()
+    if name != "monitor":  # the monitor's worker has its own signal handlers
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+    _stop_with_parent(stop)
+    ROLES[name](Run(folder, load_settings(folder), read_stack(stack_dir), stop))
+
+
+def _stop_with_parent(stop: threading.Event) -> None:
+    """A role must not outlive a demo that was killed: it would hold its transactional id and confuse the next one."""
+    parent = os.getppid()
+    poll = threading.Event()
+
+    def watch() -> None:
+        while not poll.wait(1.0):
+            if os.getppid() != parent:
+                stop.set()
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

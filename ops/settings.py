@@ -1,0 +1,112 @@
+"""The settings of one run: who it is, and the configuration of every process that takes part in it.
+
+A run is a lineage of weight versions under one topic prefix. Its settings are fixed when it begins and stand in its
+folder as `run.json`; every process of the run reads them from there, so that all of them agree.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rollwire.consumers.evaluator import EvaluatorConfig
+from rollwire.consumers.trainer.config import TrainerConfig
+from rollwire.consumers.weights.publisher import PublisherConfig
+from rollwire.kernels.policy.config import PolicyConfig
+from rollwire.ops.config_errors import config_error
+from rollwire.producers.fleet import FleetConfig
+from rollwire.producers.verifier.verifier import VerifierConfig
+from rollwire.schemas.errors import ConfigError, EnvironmentMissing
+from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.pack import PackConfig
+
+RUN_FILE = "run.json"
+
+
+class WarmStartConfig(BaseModel):
+    """The supervised phase before RL: the policy learns the form of an answer from demonstrations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    demonstrations: int = Field(40_000, ge=1, description="demonstrations drawn from the training tasks")
+    steps: int = Field(300, ge=1, description="optimiser steps")
+    batch_size: int = Field(128, ge=1, description="demonstrations a step")
+    learning_rate: float = Field(3e-3, gt=0)
+
+
+class RunSettings(BaseModel):
+    """Everything that the processes of one run must agree on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field("policy", description="name of the model in events and object keys")
+    prefix: str = Field("rollwire.", description="prefix of the run's topics and transactional ids")
+    bucket: str = Field("rollwire", description="bucket of anchors, deltas and checkpoints")
+    lineage: str = Field(default_factory=lambda: str(uuid.uuid4()), description="UUID of this training run")
+    seed: int = Field(0, ge=0, description="of the initial weights, the tasks and the samples")
+    environment: str = Field("countdown", description="name of the environment")
+    steps: int = Field(250, ge=1, description="optimiser steps to take in all")
+    policy: PolicyConfig = PolicyConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()  # type: ignore[call-arg,unused-ignore]
+    fleet: FleetConfig = FleetConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    assemble: AssembleConfig = AssembleConfig()
+    pack: PackConfig = PackConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    publisher: PublisherConfig = PublisherConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    monitor_port: int = Field(0, ge=0, le=65_535, description="port of the monitor's page; 0 = a free one")
+
+
+def build_settings(values: Mapping[str, Any], *, where: str) -> RunSettings:
+    """Validated settings. Raises `ConfigError` naming each wrong key and the nearest right one."""
+    try:
+        return RunSettings.model_validate(dict(values))
+    except ValidationError as error:
+        raise config_error(error, RunSettings, where=where) from None
+
+
+def save_settings(folder: Path, settings: RunSettings) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RUN_FILE).write_text(settings.model_dump_json(indent=2) + "\n")
+
+
+def load_settings(folder: Path) -> RunSettings:
+    """Raises `EnvironmentMissing` where there is no run, `ConfigError` where its file is wrong."""
+    path = folder / RUN_FILE
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise EnvironmentMissing(f"there is no run in {folder}: `rollwire demo` begins one") from None
+    try:
+        return RunSettings.model_validate_json(text)
+    except ValidationError as error:
+        raise config_error(error, RunSettings, where=str(path)) from None
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`values` with `dotted.key=value` overrides laid over it; values are read as JSON where they are JSON."""
+    import json
+
+    merged: dict[str, Any] = json.loads(json.dumps(values))
+    for override in overrides:
+        key, equals, raw = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{override!r} is not of the form key=value, as in trainer.learning_rate=1e-4")
+        try:
+            value: Any = json.loads(raw)
+        except ValueError:
+            value = raw
+        *parents, leaf = key.split(".")
+        node = merged
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise ConfigError(f"{override!r}: {parent} is a value, not a section")
+            node = child
+        node[leaf] = value
+    return merged

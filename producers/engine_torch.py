@@ -28,7 +28,7 @@ class TorchEngine:
         if max_running < 1:
             raise ConfigError(f"max_running must be at least 1, got {max_running}")
         self._config = config
-        self._sampler = Sampler(config, max_running)
+        self._sampler: Sampler[SampleRequest] = Sampler(config, max_running)
         self._max_running = max_running
         self._waiting: deque[SampleRequest] = deque()
 
@@ -58,7 +58,7 @@ class TorchEngine:
             request = self._waiting.popleft()
             row = NewRow(request.prompt_ids, request.max_new_tokens, request.seed, request.temperature)
             self._sampler.join(row, request)
-        return [_sampled(tag, sample, reason) for tag, sample, reason in self._sampler.step()]
+        return [_sampled(request, sample, reason) for request, sample, reason in self._sampler.step()]
 
     def swap(self, version: int, state: State) -> None:
         """Raises `StateMismatch` for a state that does not fit; the old weights then go on serving."""
@@ -68,7 +68,7 @@ class TorchEngine:
 
     def abort(self) -> list[Sampled]:
         """Everything accepted, in no particular order; a request that had not started comes back with no tokens."""
-        ended = [_sampled(tag, sample, "abort") for tag, sample in self._sampler.clear()]
+        ended = [_sampled(request, sample, "abort") for request, sample in self._sampler.clear()]
         shape = (0, self._config.num_hidden_layers, self._config.num_experts_per_tok)
         nothing = Sample(
             np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64), np.empty(shape, np.uint8)
@@ -94,8 +94,6 @@ class TorchEngine:
             raise ConfigError(f"{request.request_id}: temperature {request.temperature}")
 
 
-def _sampled(tag: object, sample: Sample, reason: str) -> Sampled:
-    if not isinstance(tag, SampleRequest):
-        raise TypeError(f"a row carries {type(tag).__name__}")
-    routes = sample.routes if tag.record_routes else None
-    return Sampled(tag.request_id, sample.token_ids, sample.logprobs, sample.versions, routes, reason)
+def _sampled(request: SampleRequest, sample: Sample, reason: str) -> Sampled:
+    routes = sample.routes if request.record_routes else None
+    return Sampled(request.request_id, sample.token_ids, sample.logprobs, sample.versions, routes, reason)

@@ -6,7 +6,7 @@ token. Rows [0, count) run.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from rollwire.kernels.policy.config import PolicyConfig
 
 _FIRST_ROOM: Final = 32
+
+Tag = TypeVar("Tag")  # the caller's object of a request
 
 
 class NewRow(NamedTuple):
@@ -33,7 +35,7 @@ class Sample(NamedTuple):
     routes: NDArray[np.uint8]  # [P + N - 1, L, K], or [0, L, K] before the prompt was read
 
 
-class Rows:
+class Rows(Generic[Tag]):
     """Arrays by row, and the KV cache. `tags` carries the caller's object of each running row."""
 
     def __init__(self, config: PolicyConfig, capacity: int) -> None:
@@ -41,7 +43,7 @@ class Rows:
         self.capacity = capacity
         self.count = 0
         self.room = 0
-        self.tags: list[object] = []
+        self.tags: list[Tag] = []
         self.prompt_M = np.zeros(capacity, np.int64)  # P
         self.length_M = np.zeros(capacity, np.int64)  # P + N: tokens known
         self.limit_M = np.zeros(capacity, np.int64)  # P + max_new_tokens
@@ -73,7 +75,7 @@ class Rows:
         self.values_LMGCD = torch.nn.functional.pad(self.values_LMGCD, (0, 0, 0, more))
         self.room = room
 
-    def add(self, new: NewRow, tag: object) -> None:
+    def add(self, new: NewRow, tag: Tag) -> None:
         """Puts a request into the next row; the caller has seen to it that there is one."""
         row, prompt = self.count, len(new.prompt_ids)
         self._make_room(prompt + new.max_new_tokens)

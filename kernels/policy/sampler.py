@@ -10,6 +10,8 @@ V vocabulary, C cached tokens attended to.
 
 from __future__ import annotations
 
+from typing import Generic
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -27,17 +29,17 @@ from rollwire.kernels.policy.model import (
     rope_tables,
     route,
 )
-from rollwire.kernels.policy.rows import NewRow, Rows, Sample
+from rollwire.kernels.policy.rows import NewRow, Rows, Sample, Tag
 from rollwire.kernels.policy.states import load_state
 from rollwire.kernels.tensors import State
 
 
-class Sampler:
+class Sampler(Generic[Tag]):
     """Up to `capacity` running rows. Holds float32 weights; `load` takes a State of any float type."""
 
     def __init__(self, config: PolicyConfig, capacity: int) -> None:
         self.config = config
-        self.rows = Rows(config, capacity)
+        self.rows: Rows[Tag] = Rows(config, capacity)
         self._old = 0  # rows [0, old) have their prompt in the cache
         self._policy = Policy(config)
         self._layers: list[LayerWeights] = []
@@ -58,10 +60,10 @@ class Sampler:
             ]
         self._version = version
 
-    def join(self, new: NewRow, tag: object) -> None:
+    def join(self, new: NewRow, tag: Tag) -> None:
         self.rows.add(new, tag)
 
-    def step(self) -> list[tuple[object, Sample, str]]:
+    def step(self) -> list[tuple[Tag, Sample, str]]:
         """Samples one token for every row; returns (tag, sample, "stop" | "length") of the rows that ended."""
         rows = self.rows
         count = rows.count
@@ -87,7 +89,7 @@ class Sampler:
         self._old = rows.count
         return done
 
-    def clear(self) -> list[tuple[object, Sample]]:
+    def clear(self) -> list[tuple[Tag, Sample]]:
         """Ends all rows with what they have."""
         taken = [(self.rows.tags[row], self.rows.take(row)) for row in range(self.rows.count)]
         self.rows.remove(np.arange(self.rows.count))

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -115,6 +115,15 @@ def _all_trees() -> list[_Tree]:
     return trees
 
 
+@lru_cache(maxsize=1)
+def _sides() -> dict[bool, tuple[_Tree, ...]]:
+    """All trees, by whether their problem is held out."""
+    sides: dict[bool, list[_Tree]] = {False: [], True: []}
+    for tree in _all_trees():
+        sides[is_held_out(problem_id(tree.numbers, tree.target))].append(tree)
+    return {side: tuple(trees) for side, trees in sides.items()}
+
+
 def _pick(purpose: str, seed: int, counter: int, choices: int) -> int:
     """A draw from 0..choices-1 that is the same with every version of every library."""
     digest = hashlib.blake2b(f"{purpose}:{seed}:{counter}".encode(), digest_size=16).digest()
@@ -129,14 +138,6 @@ class Countdown:
         self.vocab_size: Final[int] = len(VOCABULARY)
         self.end_id: Final[int] = END_ID
         self.max_new_tokens: Final[int] = MAX_NEW_TOKENS
-
-    @cached_property
-    def _sides(self) -> dict[bool, list[_Tree]]:
-        """All trees, by whether their problem is held out."""
-        sides: dict[bool, list[_Tree]] = {False: [], True: []}
-        for tree in _all_trees():
-            sides[is_held_out(problem_id(tree.numbers, tree.target))].append(tree)
-        return sides
 
     def reset(self, seed: int, *, held_out: bool = False) -> Task:
         """The task of a seed. Purely a function of its arguments."""
@@ -168,7 +169,7 @@ class Countdown:
     def demonstrations(self, n: int, seed: int) -> Demonstrations:
         """`n` solved training tasks, as drawn, for supervised warm-up."""
         rows: list[tuple[NDArray[np.int64], int]] = []
-        trees = self._sides[False]
+        trees = _sides()[False]
         for counter in range(n):
             tree = trees[_pick("demonstration", seed, counter, len(trees))]
             prompt_P = encode_text(_prompt(tree))
@@ -190,7 +191,7 @@ class Countdown:
     def distinct_held_out(self, n: int, seed: int) -> list[Task]:
         """`n` different held-out problems, each equally likely. Raises `ConfigError` when there are fewer."""
         first: dict[str, _Tree] = {}
-        for tree in self._sides[True]:
+        for tree in _sides()[True]:
             first.setdefault(problem_id(tree.numbers, tree.target), tree)
         if n > len(first):
             raise ConfigError(f"{n} distinct held-out problems were asked for, there are {len(first)}")
@@ -199,10 +200,10 @@ class Countdown:
 
     def problems(self, *, held_out: bool) -> frozenset[str]:
         """Ids of all problems of one side."""
-        return frozenset(problem_id(tree.numbers, tree.target) for tree in self._sides[held_out])
+        return frozenset(problem_id(tree.numbers, tree.target) for tree in _sides()[held_out])
 
     def _draw(self, purpose: Literal["reset", "held-out"], seed: int, counter: int, held_out: bool) -> Task:
-        trees = self._sides[held_out]
+        trees = _sides()[held_out]
         return _task(trees[_pick(purpose, seed, counter, len(trees))])
 
     @staticmethod

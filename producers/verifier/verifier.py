@@ -24,7 +24,7 @@ from rollwire.producers.verifier.judging import (
     select,
 )
 from rollwire.producers.verifier.sandbox import Sandbox, SandboxConfig
-from rollwire.schemas.errors import LogUnavailable, TransactionUnknown
+from rollwire.schemas.errors import LogUnavailable, RollwireError, TransactionUnknown
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.environment import Environment
 from rollwire.streams.seams.log import Log, Reader, Record, TopicPartition, TransactionalWriter
@@ -49,6 +49,9 @@ class VerifierConfig(BaseModel):
         default=4.0,
         gt=0,
         description="seconds of scoring before what is scored is committed; keeps a stop below 10 s amid hanging answers",
+    )
+    commit_s: float = Field(
+        default=8.0, gt=0, description="seconds for one commit before its outcome is in doubt"
     )
     retry_s: float = Field(default=0.5, gt=0, description="seconds between attempts to reach the broker")
     patience_s: float = Field(default=300.0, gt=0, description="seconds without the broker before giving up")
@@ -107,13 +110,21 @@ class _Session:
     def __init__(self, log: Log, prefix: str) -> None:
         self.group = f"{prefix}verifier"
         # Its creation finishes the predecessor's transaction: only then are the committed offsets final (law 4).
-        self.writer: TransactionalWriter = log.transactional_writer(f"{prefix}verifier")
-        self.reader: Reader = log.reader()
+        self.writer: TransactionalWriter = log.transactional_writer(f"{prefix}verifier", timeout_s=8.0)
+        self.unhandled: list[Record] = []
+        try:
+            self.reader = self._reader(log)
+        except RollwireError:
+            self.writer.close()
+            raise
+
+    def _reader(self, log: Log) -> Reader:
         partitions = [TopicPartition(INPUT, p) for p in range(log.partitions(INPUT))]
         committed = log.committed(self.group, partitions)
         begins = log.beginning_offsets([p for p in partitions if p not in committed])
-        self.reader.assign({**begins, **committed})
-        self.unhandled: list[Record] = []
+        reader = log.reader()
+        reader.assign({**begins, **committed})
+        return reader
 
     def close(self) -> None:
         self.reader.close()
@@ -194,7 +205,8 @@ class _Verifier:
         ]
         session.writer.begin()
         session.writer.write([outgoing(r, source=SOURCE, time_us=r.scored_us) for r in rewards])
-        session.writer.commit(session.group, offsets_before(session.reader.positions(), unhandled))
+        offsets = offsets_before(session.reader.positions(), unhandled)
+        session.writer.commit(session.group, offsets, timeout_s=self._config.commit_s)
         session.unhandled = unhandled
         self._recent.add(case.rollout.rollout_id for case in cases)
         self._transactions += 1

@@ -1,0 +1,52 @@
+"""`rollwire bench ...`: measurements, as a table and in the common form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter, validators
+from rich.console import Console
+from rich.table import Table
+
+from rollwire.ops.figures import Figure, write_figures
+
+Json = Annotated[Path | None, Parameter(name="--json", help="Write the figures there, in the common form.")]
+Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+
+bench = App(name="bench", help="Measure parts of Rollwire on this machine.")
+
+
+def show(title: str, figures: Sequence[Figure]) -> None:
+    """The figures as a table on the terminal."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    for heading in ("value", "unit", "baseline", "ratio"):
+        table.add_column(heading, justify="left" if heading == "unit" else "right")
+    for figure in figures:
+        baseline = "" if figure.baseline is None else f"{figure.baseline:.4g}"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
+        table.add_row(figure.name, f"{figure.value:.4g}", figure.unit, baseline, ratio)
+    Console().print(table)
+
+
+@bench.command
+def delta(*, mib: Positive = 32, repeats: Positive = 3, seed: int = 0, json: Json = None) -> None:
+    """Size and speed of weight deltas: the gap coder against XOR + zstd and full zstd, on one core.
+
+    Parameters
+    ----------
+    mib
+        Size of each measured state, MiB.
+    repeats
+        Runs of each measurement; the fastest counts.
+    seed
+        Of the synthetic weights and gradients.
+    """
+    from rollwire.ops.bench.delta import bench_delta
+
+    figures = bench_delta(mib=mib, repeats=repeats, seed=seed)
+    show(f"Weight deltas, {mib} MiB states, one core", figures)
+    if json is not None:
+        write_figures(json, f"rollwire bench delta --mib {mib} --repeats {repeats} --seed {seed}", figures)

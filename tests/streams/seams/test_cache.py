@@ -1,0 +1,72 @@
+"""One behaviour of the cache seam, for the twin in memory and for Redis."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from rollwire.streams.seams.cache import Cache
+from rollwire.streams.seams.cache_memory import MemoryCache
+from rollwire.streams.seams.cache_redis import RedisCache
+from rollwire.streams.seams.clock import ManualClock
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.system)])
+def cache(request: pytest.FixtureRequest) -> Iterator[Cache]:
+    made: Cache = (
+        MemoryCache() if request.param == "memory" else RedisCache(request.getfixturevalue("stack").redis_url)
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own() -> str:
+    """Keys that no other test has; with the characters that a pattern would take for its own."""
+    return f"[{uuid.uuid4().hex}]*?\\"
+
+
+def test_values_come_back(cache: Cache, own: str) -> None:
+    assert cache.get(own) is None
+    cache.set(own, b"\x00\xff")
+    assert cache.get(own) == b"\x00\xff"
+    cache.set(own, b"")
+    assert cache.get(own) == b""
+
+
+def test_many_values_by_prefix(cache: Cache, own: str) -> None:
+    cache.set_many({})
+    cache.set_many({f"{own}{i}": b"%d" % i for i in range(3)})
+    cache.set(own[:-3], b"not below the prefix")
+    assert cache.get_prefix(own) == {f"{own}{i}": b"%d" % i for i in range(3)}
+    assert cache.get_prefix(own + "none") == {}
+
+
+def test_values_expire(cache: Cache, own: str) -> None:
+    cache.set(own, b"v", ttl_s=0.05)
+    deadline = time.monotonic() + 5
+    while cache.get(own) is not None:
+        assert time.monotonic() < deadline
+    assert cache.get_prefix(own) == {}
+
+
+def test_the_twin_expires_by_its_clock() -> None:
+    clock = ManualClock()
+    cache = MemoryCache(clock)
+    cache.set("k", b"v", ttl_s=10)
+    clock.advance(9)
+    assert cache.get("k") == b"v"
+    clock.advance(1)
+    assert cache.get("k") is None
+
+
+def test_a_redis_that_is_away_costs_nothing_but_the_look() -> None:
+    cache = RedisCache("redis://127.0.0.1:9/0")
+    cache.set("k", b"v")
+    cache.set_many({"k": b"v"})
+    assert cache.get("k") is None
+    assert cache.get_prefix("") == {}
+    cache.close()

@@ -14,68 +14,75 @@ class TrainerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # The arithmetic. Every one of these enters the bits, and is written into `train-steps` as `settings`.
-    learning_rate: float = Field(2e-4, gt=0, description="AdamW's rate after the warm-up.")
+    learning_rate: float = Field(default=2e-4, gt=0, description="AdamW's rate after the warm-up.")
     warmup_steps: int = Field(
-        5, ge=0, description="Steps over which the rate rises linearly to its full value."
+        default=5, ge=0, description="Steps over which the rate rises linearly to its full value."
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
-    epsilon: float = Field(1e-8, gt=0, description="AdamW's floor under the root of the second moment.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
-    clip_norm: float = Field(10.0, gt=0, description="Bound on the global L2 norm of the gradient.")
-    seed: int = Field(0, ge=0, description="Seed of the trainer's own randomness (the control's shuffle).")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
+    epsilon: float = Field(
+        default=1e-8, gt=0, description="AdamW's floor under the root of the second moment."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    clip_norm: float = Field(default=10.0, gt=0, description="Bound on the global L2 norm of the gradient.")
+    seed: int = Field(
+        default=0, ge=0, description="Seed of the trainer's own randomness (the control's shuffle)."
+    )
     forward: Literal["published", "masters"] = Field(
-        "published",
+        default="published",
         description="Weights of the forward pass: the bf16 values that samplers get, with the gradient passed "
         "straight through to the fp32 masters, or the masters themselves.",
     )
-    routing_replay: bool = Field(True, description="Recorded expert ids override the router.")
+    routing_replay: bool = Field(default=True, description="Recorded expert ids override the router.")
     use_ratio: bool = Field(
-        True, description="Weigh each token by the truncated ratio min(pi / mu, ratio_bound)."
+        default=True, description="Weigh each token by the truncated ratio min(pi / mu, ratio_bound)."
     )
-    ratio_bound: float = Field(2.0, gt=0, description="Bound of the token ratio.")
+    ratio_bound: float = Field(default=2.0, gt=0, description="Bound of the token ratio.")
     kl_coefficient: float = Field(
-        0.0, ge=0, description="Weight of the k1 estimate of KL to the rollout policy."
+        default=0.0, ge=0, description="Weight of the k1 estimate of KL to the rollout policy."
     )
     control: bool = Field(
-        False, description="Shuffle the advantages within each step: a control that must not learn anything."
+        default=False,
+        description="Shuffle the advantages within each step: a control that must not learn anything.",
     )
-    threads: int = Field(1, ge=1, description="Threads of torch in each rank; the bits depend on it.")
+    threads: int = Field(default=1, ge=1, description="Threads of torch in each rank; the bits depend on it.")
     ranks: int = Field(
-        1, ge=1, description="Data-parallel ranks; rank r reads partition r of `packed-batches`."
+        default=1, ge=1, description="Data-parallel ranks; rank r reads partition r of `packed-batches`."
     )
 
     # What is measured beside it.
     no_replay_every: int = Field(
-        10, ge=0, description="Measure the mismatch with a free router at every Nth step; 0 = never."
+        default=10, ge=0, description="Measure the mismatch with a free router at every Nth step; 0 = never."
     )
 
     # Durability.
-    checkpoint_every: int = Field(25, ge=1, description="Checkpoint at every Kth step.")
+    checkpoint_every: int = Field(default=25, ge=1, description="Checkpoint at every Kth step.")
     max_uncommitted: int = Field(
-        2,
+        default=2,
         ge=1,
         description="Steps taken but not committed, the running one included, before the trainer waits.",
     )
     max_restarts: int = Field(
-        3,
+        default=3,
         ge=0,
         description="Restarts from the checkpoint within this process after a version that could not be published.",
     )
 
     # Deadlines (law 8).
     publish_deadline_s: float = Field(
-        120.0, gt=0, description="From submitting a version to its objects standing."
+        default=120.0, gt=0, description="From submitting a version to its objects standing."
     )
     commit_deadline_s: float = Field(
-        60.0, gt=0, description="For one transaction, its repeats after doubt included."
+        default=60.0, gt=0, description="For one transaction, its repeats after doubt included."
     )
-    read_deadline_s: float = Field(30.0, gt=0, description="For reading what is known to be in the log.")
+    read_deadline_s: float = Field(
+        default=30.0, gt=0, description="For reading what is known to be in the log."
+    )
     rank_deadline_s: float = Field(
-        120.0, gt=0, description="For any answer of another rank, and for a collective."
+        default=120.0, gt=0, description="For any answer of another rank, and for a collective."
     )
     shutdown_s: float = Field(
-        10.0, gt=0, description="For finishing the running step and committing what is published."
+        default=10.0, gt=0, description="For finishing the running step and committing what is published."
     )
 
     def rate(self, step: int) -> float:

@@ -68,7 +68,7 @@ def add_gradients(
             differing, compared = differing + counts[0], compared + counts[1]
         result = policy_gradient(policy, batch, settings)
         result.loss.backward()  # type: ignore[no-untyped-call]
-        loss += float(result.loss)
+        loss += float(result.loss.detach())
         entropy_sum += float(result.entropy_S.sum(dtype=torch.float64))
         truncated += int(result.truncated_S.sum())
         pi.append(result.logp_S.numpy().tobytes())

@@ -37,7 +37,7 @@ class Expected(NamedTuple):
 def check_plan(batch: PackedBatch, expected: Expected) -> list[Arrays]:
     """The microbatches of `batch` as arrays; raises `PlanViolation` where the plan is not the expected one.
 
-    Checked: whose it is, step order, base version, rank, token budget, array lengths, and for every single token
+    Checked: whose it is, step order, base version, rank, and for every single trained token
     `0 <= base_version - version <= max_lag_versions` (law 6: judged for the version of use, by the oldest span).
     """
     for name, got, want in (
@@ -55,7 +55,7 @@ def check_plan(batch: PackedBatch, expected: Expected) -> list[Arrays]:
         raise PlanViolation(
             f"{_name(batch)}: its oldest span lags {lag} versions of at most {batch.max_lag_versions}"
         )
-    return [_check_microbatch(batch, index, micro) for index, micro in enumerate(batch.microbatches)]
+    return [_arrays(batch, index, micro) for index, micro in enumerate(batch.microbatches)]
 
 
 def check_agreement(digests: Sequence[str], step: int) -> None:
@@ -64,7 +64,7 @@ def check_agreement(digests: Sequence[str], step: int) -> None:
         raise PlanViolation(f"the ranks hold different plans for step {step}: {', '.join(digests)}")
 
 
-def _check_microbatch(batch: PackedBatch, index: int, micro: Microbatch) -> Arrays:
+def _arrays(batch: PackedBatch, index: int, micro: Microbatch) -> Arrays:
     arrays = Arrays(
         cu_seqlens=np.frombuffer(micro.cu_seqlens, "<i4"),
         tokens_T=np.frombuffer(micro.token_ids, "<u4").astype(np.int64),
@@ -73,35 +73,13 @@ def _check_microbatch(batch: PackedBatch, index: int, micro: Microbatch) -> Arra
         versions_S=np.frombuffer(micro.versions, "<i8"),
         advantages_B=np.frombuffer(micro.advantages, "<f4"),
     )
-    where = f"{_name(batch)}, microbatch {index}"
-    sequences, tokens, trained = len(micro.rollout_ids), arrays.tokens_T.size, int(arrays.mask_T.sum())
-    ends = arrays.cu_seqlens
-    if ends.size != sequences + 1 or ends[0] != 0 or ends[-1] != tokens or bool((np.diff(ends) <= 0).any()):
-        raise PlanViolation(
-            f"{where}: boundaries {ends.tolist()} do not tile {tokens} tokens of {sequences} sequences"
-        )
-    if tokens > batch.token_budget:
-        raise PlanViolation(f"{where}: {tokens} tokens are over the budget of {batch.token_budget}")
-    for name, size, want in (
-        ("loss_mask", arrays.mask_T.size, tokens),
-        ("logprobs", arrays.logp_S.size, trained),
-        ("versions", arrays.versions_S.size, trained),
-        ("advantages", arrays.advantages_B.size, sequences),
-        ("traces", len(micro.traces), sequences),
-    ):
-        if size != want:
-            raise PlanViolation(f"{where}: {name} has {size} entries, not {want}")
-    if bool(arrays.mask_T[ends[:-1]].any()):
-        raise PlanViolation(f"{where}: trains on the first token of a sequence, which nothing predicts")
-    for name, values in (("logprobs", arrays.logp_S), ("advantages", arrays.advantages_B)):
-        if not bool(np.isfinite(values).all()):
-            raise PlanViolation(f"{where}: {name} are not all finite")
-    if trained:
+    # Lengths, boundaries and budget hold for whatever passed the codec; the lag is asserted again, for every token.
+    if arrays.versions_S.size:
         oldest, newest = int(arrays.versions_S.min()), int(arrays.versions_S.max())
-        if newest > batch.base_version or oldest < batch.oldest_version:
+        if newest > batch.base_version or batch.base_version - oldest > batch.max_lag_versions:
             raise PlanViolation(
-                f"{where}: tokens of versions {oldest} to {newest} in a plan for version {batch.base_version} "
-                f"that names {batch.oldest_version} as its oldest"
+                f"{_name(batch)}, microbatch {index}: tokens of versions {oldest} to {newest}, at most "
+                f"{batch.max_lag_versions} behind {batch.base_version} are allowed"
             )
     return arrays
 

@@ -171,6 +171,8 @@ class RankGroup:
             process.start()
             there.close()
             self._children.append((process, here))
+        # A rank that cannot even start says so, or its pipe closes; only then is it worth waiting in a collective.
+        self._replies()
         _join(rendezvous, 0, config)
         self._joined = True
 
@@ -187,9 +189,6 @@ class RankGroup:
 
 def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
     """The process of one rank: obeys rank 0 until it says stop or dies."""
-    deadline = timedelta(seconds=spec.config.rank_deadline_s)
-    rendezvous = TCPStore("127.0.0.1", spec.port, spec.config.ranks, is_master=False, timeout=deadline)
-    _join(rendezvous, spec.rank, spec.config)
     log, store = connect()
     worker = RankWorker(
         log,
@@ -203,6 +202,10 @@ def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
         all_reduce=_all_reduce,
     )
     try:
+        send(connection, Done())
+        deadline = timedelta(seconds=spec.config.rank_deadline_s)
+        rendezvous = TCPStore("127.0.0.1", spec.port, spec.config.ranks, is_master=False, timeout=deadline)
+        _join(rendezvous, spec.rank, spec.config)
         while not isinstance(command := receive_command(connection), Stop):
             send(connection, _obey(worker, command, spec.config))
     except RankLost:
@@ -210,7 +213,8 @@ def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
     finally:
         worker.close()
         log.close()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _obey(worker: RankWorker, command: Command, config: TrainerConfig) -> Reply:

@@ -53,7 +53,7 @@ def run_trainer(
         store=store,
         policy_config=policy_config,
         config=config,
-        publisher_config=publisher_config or PublisherConfig(),
+        publisher_config=publisher_config,
         prefix=prefix,
         model=model,
         lineage=lineage,

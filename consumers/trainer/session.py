@@ -53,7 +53,7 @@ class Run(NamedTuple):
     store: ObjectStore
     policy_config: PolicyConfig
     config: TrainerConfig
-    publisher_config: PublisherConfig
+    publisher_config: PublisherConfig | None
     prefix: str
     model: str
     lineage: str
@@ -72,13 +72,13 @@ class Session:
         self._config = run.config
         self._partitions = batch_partitions(run.config.ranks)
         self._settings = run.config.settings(
-            torch_version=torch.__version__, policy=run.policy_config.model_dump_json()
+            torch_version=str(torch.__version__), policy=run.policy_config.model_dump_json()
         )
         self._parameters = parameter_layout(run.policy_config)
         self._offsets: tuple[int, ...] = ()  # by rank: the next plan
         self._version = 0
         self._last: WeightVersion | None = None
-        self._committed_steps = 0
+        self._committed_version = -1
         name = f"{run.prefix}trainer"
         # First of all: when this returns, an older trainer is fenced and its last transaction is decided.
         writer = run.log.transactional_writer(name)
@@ -101,6 +101,7 @@ class Session:
             lineage=run.lineage,
             config=run.publisher_config,
             hf_config=hf_config(run.policy_config),
+            clock=run.clock,
         )
         self._ranks: RankGroup | None = None
 
@@ -148,12 +149,14 @@ class Session:
         return self._last or last
 
     def close(self) -> None:
-        self._committer.close()
-        if self._last is None or self._last.version < self._version:
-            self._publisher.discard_from(0 if self._last is None else self._last.version + 1)
-        self._publisher.close()
-        if self._ranks is not None:
-            self._ranks.close()
+        """Steps that are not committed are given up: the next session takes them again from the log."""
+        try:
+            self._committer.close()
+            self._publisher.discard_from(self._committed_version + 1)
+            self._publisher.close()
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
 
     def _anchor(self, ranks: RankGroup) -> bool:
         run = self._run
@@ -209,6 +212,7 @@ class Session:
             )
         if not self._replay(ranks, resume):
             return False
+        self._committed_version = resume.last.version
         self._publisher.resume(resume.last, ranks.local.weights.published())
         return True
 
@@ -317,7 +321,7 @@ class Session:
         return True
 
     def _on_committed(self, version: WeightVersion, step: TrainStep | None) -> None:
-        self._last = version
+        self._last, self._committed_version = version, version.version
         self._publisher.committed(version.version)
         _log.info(
             "trainer.committed",

@@ -29,24 +29,19 @@ class Command(NamedTuple):
 
 STACK, LOOK, RUN = "Local stack", "Look", "Run"
 
+# fmt: off
 COMMANDS: tuple[Command, ...] = (
-    Command(
-        "up", "rollwire.ops.commands.stack:up", "Start Kafka, an S3 server and Redis on 127.0.0.1.", STACK
-    ),
-    Command(
-        "down",
-        "rollwire.ops.commands.stack:down",
-        "End what `up` started; the log and the buckets stay.",
-        STACK,
-    ),
-    Command(
-        "status",
-        "rollwire.ops.commands.stack:status",
-        "Show the services: pid, address, uptime, memory.",
-        STACK,
-    ),
+    Command("up", "rollwire.ops.commands.stack:up", "Start Kafka, an S3 server and Redis on 127.0.0.1.", STACK),
+    Command("down", "rollwire.ops.commands.stack:down", "End what `up` started; the log and the buckets stay.", STACK),
+    Command("status", "rollwire.ops.commands.stack:status", "Show the services: pid, address, uptime, memory.", STACK),
     Command("logs", "rollwire.ops.commands.stack:logs", "Print the logs of the services.", STACK),
+    Command("topics", "rollwire.ops.commands.topics:app", "Create and check the topics.", LOOK),
+    Command("cat", "rollwire.ops.commands.cat:cat", "Print the events of a topic as JSON lines.", LOOK),
+    Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
+    Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),
+    Command("run", "rollwire.ops.commands.run:run", "Run one process of a run.", RUN),
 )
+# fmt: on
 
 
 def build_app() -> App:

@@ -15,6 +15,7 @@ from rollwire.schemas.errors import RollwireError
 
 STOP_S = 10.0  # law 8: what has not ended by then is killed
 MAX_RESTARTS = 3
+WRONG_USE = 2  # something is set wrong or missing: another start would end the same
 
 
 class ProcessDied(RollwireError):
@@ -68,7 +69,7 @@ class Supervisor:
             if code == 0:
                 child.finished = True
                 continue
-            if child.restarts >= MAX_RESTARTS:
+            if child.restarts >= MAX_RESTARTS or code == WRONG_USE:
                 raise ProcessDied(
                     f"{child.role} ended {child.restarts + 1} times, last with {describe_exit(code)}; "
                     f"the end of {child.log}:\n{tail(child.log)}"
@@ -102,7 +103,9 @@ class Supervisor:
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """One arithmetic thread a process: two spin against each other on small machines, and their number changes bits."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    )
     return {
         **environment,
         **threads,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from rollwire.ops.config_errors import config_error
 from rollwire.ops.stack import SERVICES, ServiceName, StackConfig, read_stack
 from rollwire.ops.stack import down as end_stack
 from rollwire.ops.stack import up as start_stack
+from rollwire.ops.stack.jars import ensure_jars
 from rollwire.ops.stack.status import follow, tail
 from rollwire.ops.stack.status import status as stack_status
 from rollwire.schemas.errors import StackError
@@ -59,13 +62,7 @@ def up(
         raise config_error(error, StackConfig, where="the command line") from None
     console = Console(stderr=True, highlight=False)
     began = time.monotonic()
-    with console.status("starting the stack") as shown:
-
-        def report(text: str) -> None:
-            shown.update(text)
-            if not console.is_terminal:
-                console.print(text)
-
+    with _progress(console, "starting the stack") as report:
         info = start_stack(config, report)
     console.print(
         f"the stack is up after {time.monotonic() - began:.1f} s: `rollwire status` shows it, `rollwire down` ends it"
@@ -73,6 +70,15 @@ def up(
     out = Console(highlight=False)
     for label, value in (("Kafka", info.bootstrap), ("S3", info.s3_endpoint), ("Redis", info.redis_url)):
         out.print(f"{label:6}{value}")
+
+
+def fetch() -> None:
+    """Fetch the jars of Kafka and the S3 server, if they are not there yet. `up` does it too."""
+    console = Console(stderr=True, highlight=False)
+    config = StackConfig()
+    with _progress(console, "fetching") as report:
+        ensure_jars(config.cache, report)
+    console.print(f"the jars are in {config.cache}")
 
 
 def down(*, dir: Folder = DEFAULT_DIR) -> None:
@@ -129,6 +135,19 @@ def logs(
     if follow_on:
         for name, line in follow(dir, names, lambda: True):
             out.print(f"{name:5} {line}" if service is None else line)
+
+
+@contextmanager
+def _progress(console: Console, first: str) -> Iterator[Callable[[str], None]]:
+    """One changing line on a terminal; a line for each step elsewhere."""
+    with console.status(first) as shown:
+
+        def report(text: str) -> None:
+            shown.update(text)
+            if not console.is_terminal:
+                console.print(text)
+
+        yield report
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from rollwire.ops.stack.programs import find_java, find_program
+from rollwire.ops.programs import find_java, find_program
 from rollwire.schemas.errors import EnvironmentMissing
 
 POM = Path(__file__).with_name("pom.xml")

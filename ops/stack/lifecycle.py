@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollwire.ops.programs import check_disk, find_java, find_program
 from rollwire.ops.stack.config import StackConfig
 from rollwire.ops.stack.info import (
     SERVICES,
@@ -28,7 +29,6 @@ from rollwire.ops.stack.jars import ensure_jars, jar_folder
 from rollwire.ops.stack.kafka import kafka_service
 from rollwire.ops.stack.ports import HOST, choose_port
 from rollwire.ops.stack.processes import Spawned, end, is_alive, kill, spawn
-from rollwire.ops.stack.programs import check_disk, find_java, find_program
 from rollwire.ops.stack.redis_server import redis_service
 from rollwire.ops.stack.s3 import s3_service
 from rollwire.ops.stack.service import Cancelled, Service, wait_ready

@@ -6,6 +6,7 @@ and break every join, and another retention may be someone's decision. A differe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Literal, NamedTuple
@@ -25,6 +26,7 @@ from rollwire.streams.seams.rdkafka_logs import bridge
 Profile = Literal["local", "production"]
 
 _REQUEST_S: Final = 30.0
+_PAUSE_S: Final = 0.05
 
 
 class TopicState(NamedTuple):
@@ -101,7 +103,27 @@ def apply_topics(
     Checks come first: where one differs, nothing is created. Raises `TopicMismatch`, `LogUnavailable`.
     """
     admin = _admin(bootstrap)
-    states = _describe(admin, [prefix + name for name in topics])
+    names = [prefix + name for name in topics]
+    states = _describe(admin, names)
+    _check(topics, states, prefix, profile)
+    missing = [spec for name, spec in topics.items() if prefix + name not in states]
+    _create(admin, missing, prefix, profile)
+    # A broker learns of a new topic a moment after the controller made it; whoever goes on from here may use all. The
+    # second check is for a topic that another process made meanwhile.
+    deadline = time.monotonic() + _REQUEST_S
+    while len(now := _describe(admin, names)) < len(names):
+        if time.monotonic() > deadline:
+            raise LogUnavailable(
+                f"the broker does not know {sorted(set(names) - set(now))} after {_REQUEST_S:g} s"
+            )
+        time.sleep(_PAUSE_S)
+    _check(topics, now, prefix, profile)
+    return Applied(tuple(prefix + spec.name for spec in missing), tuple(sorted(states)))
+
+
+def _check(
+    topics: Mapping[str, TopicSpec], states: Mapping[str, TopicState], prefix: str, profile: Profile
+) -> None:
     wrong = [
         text
         for name, spec in topics.items()
@@ -110,10 +132,6 @@ def apply_topics(
     ]
     if wrong:
         raise TopicMismatch("\n".join(wrong))
-    missing = [spec for name, spec in topics.items() if prefix + name not in states]
-    _create(admin, missing, prefix, profile)
-    created = tuple(prefix + spec.name for spec in missing)
-    return Applied(created, tuple(sorted(states)))
 
 
 def list_topics(bootstrap: str, prefix: str = "rollwire.") -> list[TopicState]:
@@ -188,7 +206,9 @@ def _create(admin: AdminClient, specs: Sequence[TopicSpec], prefix: str, profile
             _answer(future)
         except KafkaException as error:
             code = error.args[0].code()
-            if code == KafkaError.TOPIC_ALREADY_EXISTS:  # another `apply` was quicker; the next one checks it
+            if (
+                code == KafkaError.TOPIC_ALREADY_EXISTS
+            ):  # another process was quicker; it is checked afterwards
                 continue
             if code == KafkaError.INVALID_REPLICATION_FACTOR:
                 raise TopicMismatch(

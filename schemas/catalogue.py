@@ -167,3 +167,12 @@ def load_topics() -> Mapping[str, TopicSpec]:
 
 
 TOPICS: Final[Mapping[str, TopicSpec]] = load_topics()
+
+
+def topic_named(name: str) -> TopicSpec:
+    """The spec of a topic (without the prefix). Raises `ConfigError` naming the nearest right one."""
+    if name in TOPICS:
+        return TOPICS[name]
+    near = difflib.get_close_matches(name, TOPICS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TOPICS)}"
+    raise ConfigError(f"{name!r} is no topic; {hint}")

@@ -1,0 +1,63 @@
+"""`rollwire cat TOPIC`: events, readably. Stock tools cannot decode them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, broker
+from rollwire.ops.cat import Query, parse_where
+from rollwire.ops.cat import cat as read
+from rollwire.ops.readable import json_line
+from rollwire.streams.seams.log_kafka import KafkaLog
+
+
+def cat(
+    topic: str,
+    /,
+    *,
+    where: Annotated[tuple[str, ...], Parameter(name=["--where", "-w"], negative=())] = (),
+    key: str | None = None,
+    partition: int | None = None,
+    start: Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)] = "beginning",
+    limit: Annotated[int | None, Parameter(name=["--max", "-n"])] = None,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+    dir: Folder = DEFAULT_DIR,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+) -> None:
+    """Print the events of a topic, one JSON object a line. Arrays are shown as numbers, dead letters are opened.
+
+    Parameters
+    ----------
+    topic
+        The topic, without the prefix: rollouts, rewards, dead-letters, ...
+    where
+        field=value, as in `--where finish_reason=length --where spans.version=3`; all must hold.
+    key
+        Only records with this key.
+    partition
+        Only this partition.
+    start
+        beginning, end, an offset, or -n for the last n of each partition.
+    limit
+        End after this many.
+    follow
+        Go on with what is written from now on, until Ctrl-C.
+    """
+    query = Query(topic, parse_where(where), key, partition, start, limit, follow)
+    at = broker(dir, bootstrap, prefix)
+    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-cat")
+    try:
+        for shown in read(log, query, threading.Event()):
+            sys.stdout.write(json_line(shown) + "\n")
+            if follow:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not follow:  # Ctrl-C is how following ends
+            raise
+    finally:
+        log.close()

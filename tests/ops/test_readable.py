@@ -1,0 +1,141 @@
+"""What `rollwire cat` shows of each event, and how filters find it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollwire.ops.readable import json_line, matches, raw, readable_event, readable_record
+from rollwire.schemas.golden import Example, all_examples, load_examples
+from rollwire.schemas.records import DeadLetter, Event, Header
+from rollwire.streams.seams.log import Record
+
+EXAMPLES = all_examples()
+
+
+def record_of(example: Example, **changes: Any) -> Record:
+    record = Record(example.topic, 1, 7, 1_767_225_603_000, example.key, example.value, example.headers)
+    return record._replace(**changes)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[f"{e.topic}-{e.name}" for e in EXAMPLES])
+def test_every_example_is_shown_whole_as_one_line_of_json(example: Example) -> None:
+    line = json_line(readable_record(record_of(example)))
+    assert "\n" not in line
+    shown = json.loads(line)
+    assert (shown["topic"], shown["partition"], shown["offset"]) == (example.topic, 1, 7)
+    assert shown["time"] == "2026-01-01T00:00:03.000+00:00"
+    assert set(shown["event"]) - {"inner"} == set(example.plain)
+    for name, value in example.plain.items():
+        if not isinstance(value, list | dict | str):
+            assert shown["event"][name] == value
+
+
+def test_arrays_are_numbers() -> None:
+    rollout = readable_event(load_examples("rollouts")[1].event)
+    assert rollout["token_ids"] == [11, 3, 5, 7, 12, 3, 14, 5, 0]
+    assert rollout["loss_mask"] == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert rollout["logprobs"] == [-0.5, -1.25, -0.0, -0.125]
+    assert rollout["segments"][1] == {"kind": "sampled", "start": 5, "end": 9}
+    wide = readable_event(load_examples("rollouts")[0].event)
+    assert wide["token_ids"][0] == 70_000
+    trace = readable_event(load_examples("routing-traces")[1].event)
+    assert trace["data"] == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [1, 0], [3, 2]]]
+    batch = readable_event(load_examples("packed-batches")[0].event)["microbatches"][0]
+    assert batch["cu_seqlens"] == [0, 9, 18]
+    assert batch["versions"] == [3, 3, 4, 4, 4, 4, 4, 4]
+    assert batch["advantages"] == [0.5, -0.5]
+    assert batch["traces"][1] is None
+
+
+def test_a_float_is_the_shortest_decimal_that_names_it() -> None:
+    event: Any = load_examples("rollouts")[1].event
+    odd = msgspec.structs.replace(event, logprobs=bytes.fromhex("cdcccc3d") * 4)  # f4 0.1
+    assert readable_event(odd)["logprobs"] == [0.1] * 4
+
+
+def test_numbers_that_json_lacks_are_words() -> None:
+    event: Any = load_examples("train-steps")[0].event
+    odd = msgspec.structs.replace(event, loss=math.nan, grad_norm=math.inf, entropy=-math.inf)
+    shown = readable_event(odd)
+    assert (shown["loss"], shown["grad_norm"], shown["entropy"]) == ("NaN", "Infinity", "-Infinity")
+
+
+def letter(inner: Example, **changes: Any) -> Event:
+    base = load_examples("dead-letters")[0].event
+    assert isinstance(base, DeadLetter)
+    return msgspec.structs.replace(
+        base,
+        source=msgspec.structs.replace(base.source, topic=inner.topic),
+        key=inner.key,
+        value=inner.value,
+        headers=tuple(Header(key=k, value=v) for k, v in inner.headers),
+        **changes,
+    )
+
+
+def test_a_dead_letter_is_opened() -> None:
+    inner = load_examples("rewards")[1]
+    shown = readable_event(letter(inner, reason="late"))
+    assert shown["inner"]["event"] == readable_event(inner.event)
+    broken = readable_event(load_examples("dead-letters")[0].event)
+    assert broken["inner"]["refused"]["reason"] == "not_framed"
+    assert broken["value"] == "base64:wwFyYXc="
+
+
+def test_what_is_no_event_is_shown_with_its_reason() -> None:
+    example = load_examples("rewards")[0]
+    shown = readable_record(record_of(example, value=b"hello"))
+    assert shown["refused"]["reason"] == "not_framed"
+    assert shown["value"] == "hello"
+    assert readable_record(record_of(example, value=None))["refused"]["reason"] == "tombstone_not_allowed"
+    assert readable_record(record_of(example, key=None))["refused"]["reason"] == "key_mismatch"
+    status = load_examples("fleet-status")[0]
+    assert readable_record(record_of(status, value=None))["deleted"] is True
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [(None, None), (b"", ""), (b"abc", "abc"), (b"\xff", "base64:/w=="), (b"a\n", "base64:YQo=")],
+)
+def test_raw_bytes(data: bytes | None, text: str | None) -> None:
+    assert raw(data) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "found"),
+    [
+        ("reward", "1", True),
+        ("reward", "1.0", True),
+        ("reward", "true", False),
+        ("reward", "one", False),
+        ("name", "right", True),
+        ("name", "wrong", False),
+        ("nothing", "null", True),
+        ("absent", "null", False),
+        ("spans.version", "4", True),
+        ("spans.version", "5", False),
+        ("spans.1.version", "4", True),
+        ("spans.0.version", "4", False),
+        ("spans.9.version", "4", False),
+        ("numbers", "7", True),
+        ("deep.er.est", "x", True),
+        ("settings.a.b", "1", True),
+        ("name.further", "1", False),
+    ],
+)
+def test_filters(path: str, wanted: str, found: bool) -> None:
+    shown = {
+        "reward": 1.0,
+        "name": "right",
+        "nothing": None,
+        "spans": [{"version": 3}, {"version": 4}],
+        "numbers": [5, 7],
+        "deep": {"er": {"est": "x"}},
+        "settings": {"a.b": "1"},
+    }
+    assert matches(shown, path, wanted) is found

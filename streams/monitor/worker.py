@@ -1,0 +1,61 @@
+"""Runs the monitor's app as a Faust worker in this process."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import structlog
+
+from rollwire.streams.monitor.config import MonitorConfig, config_from_environment
+
+if TYPE_CHECKING:
+    from rollwire.streams.monitor.app import MonitorApp
+
+_logger = structlog.get_logger("rollwire.monitor")
+
+
+def run_monitor(
+    bootstrap: str, prefix: str, redis_url: str | None, web_port: int = 0, web_host: str = "127.0.0.1"
+) -> None:
+    """Runs until SIGTERM or SIGINT; must be called from the main thread, whose signal handlers the worker sets."""
+    import faust
+
+    config = MonitorConfig(
+        bootstrap=bootstrap, prefix=prefix, redis_url=redis_url, web_port=web_port, web_host=web_host
+    )
+    app = _app(config)
+    worker = faust.Worker(app, loglevel="WARNING", redirect_stdouts=False, quiet=True)
+    worker.spinner = None  # it writes control characters even where nobody looks
+    try:
+        worker.execute_from_commandline()
+    except SystemExit as ended:
+        if ended.code not in (0, None):
+            raise
+
+
+@functools.cache
+def app_from_environment() -> MonitorApp:
+    return _app(config_from_environment())
+
+
+def _app(config: MonitorConfig) -> MonitorApp:
+    from rollwire.streams.monitor.app import make_app, page_url
+    from rollwire.streams.seams.cache_redis import RedisCache
+    from rollwire.streams.seams.log_kafka import KafkaLog
+
+    if config.web_port == 0:
+        config = config.model_copy(update={"web_port": _free_port(config.web_host)})
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)
+    _logger.info("monitor.start", page=page_url(config))
+    log = KafkaLog(config.bootstrap, config.prefix, client_id="monitor")
+    return make_app(config, log, None if config.redis_url is None else RedisCache(config.redis_url))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port

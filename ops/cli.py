@@ -37,6 +37,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("logs", "rollwire.ops.commands.stack:logs", "Print the logs of the services.", STACK),
     Command("topics", "rollwire.ops.commands.topics:app", "Create and check the topics.", LOOK),
     Command("cat", "rollwire.ops.commands.cat:cat", "Print the events of a topic as JSON lines.", LOOK),
+    Command("weights", "rollwire.ops.commands.weights:app", "List, show and verify weight versions.", LOOK),
+    Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),
     Command("run", "rollwire.ops.commands.run:run", "Run one process of a run.", RUN),

@@ -1,0 +1,64 @@
+"""Verification goes every way to a version, and finds damage on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rollwire.consumers.weights.manifest import decode_manifest
+from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
+from rollwire.consumers.weights.reader import anchor_claim
+from rollwire.consumers.weights.verify import verify_version
+from rollwire.kernels.tensors import State
+from rollwire.schemas.errors import ObjectMissing, WeightError
+from rollwire.schemas.records import WeightVersion
+from rollwire.streams.seams.store_memory import MemoryStore
+
+MakeState = Callable[..., State]
+Move = Callable[..., State]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def events(store: MemoryStore, make_state: MakeState, move: Move) -> list[WeightVersion]:
+    publisher = SnapshotPublisher(store, model="m", lineage="L", config=PublisherConfig(anchor_every=2))
+    found, state = [], make_state()
+    for version in range(4):
+        found.append(publisher.submit(version, version, state).result(20))
+        publisher.committed(version)
+        state = move(state, version)
+    publisher.close()
+    return found
+
+
+def test_every_way_is_gone(store: MemoryStore, events: list[WeightVersion]) -> None:
+    assert [way.steps for way in verify_version(store, events, 0)] == [("anchor 0",)]
+    ways = verify_version(store, events, 2)
+    assert [way.kind for way in ways] == ["anchor", "delta"]
+    assert [way.steps for way in ways] == [("anchor 2",), ("anchor 0", "delta 1", "delta 2")]
+    assert ways[1].bytes == events[0].full_bytes + events[1].stored_bytes + events[2].stored_bytes
+    assert [way.steps for way in verify_version(store, events, 3)] == [("anchor 2", "delta 3")]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_missing_object_is_found_on_either_way(
+    store: MemoryStore, events: list[WeightVersion], full: bool
+) -> None:
+    claim = anchor_claim(events[2]) if full else events[2].manifest
+    assert claim is not None
+    store.delete(decode_manifest(store.get(claim.key)).objects[0].key)
+    with pytest.raises(ObjectMissing):
+        verify_version(store, events, 2)
+    verify_version(store, events, 1)
+
+
+def test_unknown_versions_are_named(store: MemoryStore, events: list[WeightVersion]) -> None:
+    with pytest.raises(WeightError, match="version 9 is not known; known are 0 to 3"):
+        verify_version(store, events, 9)
+    with pytest.raises(WeightError, match="known are none"):
+        verify_version(store, [], 0)

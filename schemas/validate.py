@@ -80,12 +80,15 @@ def _digest(name: str, text: str) -> None:
 
 
 def _position(position: r.Position | None, topic: str | None = None) -> None:
+    """`topic`: the only one that may stand here; None = any well-formed name."""
     if position is None:
         return
-    _names(position, "topic")
-    _not_negative(position, "partition", "offset")
-    if topic is not None and position.topic != topic:
-        raise Refused("inconsistent", f"a position in {position.topic} where one in {topic} belongs")
+    if topic is None:
+        _names(position, "topic")
+    elif position.topic != topic:
+        raise Refused("inconsistent", f"a position in {position.topic[:80]!r} where one in {topic} belongs")
+    if position.partition < 0 or position.offset < 0:
+        raise Refused("inconsistent", f"position {position.partition}:{position.offset} is negative")
 
 
 def _cut(cut: r.Cut) -> None:

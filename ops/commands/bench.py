@@ -50,3 +50,22 @@ def delta(*, mib: Positive = 32, repeats: Positive = 3, seed: int = 0, json: Jso
     show(f"Weight deltas, {mib} MiB states, one core", figures)
     if json is not None:
         write_figures(json, f"rollwire bench delta --mib {mib} --repeats {repeats} --seed {seed}", figures)
+
+
+@bench.command
+def codec(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
+    """Events to bytes and back with all checks, against json and bare fastavro, on one core.
+
+    Parameters
+    ----------
+    repeats
+        Runs of each measurement; the fastest counts.
+    seed
+        Of the measured events.
+    """
+    from rollwire.ops.bench.codec import bench_codec
+
+    figures = bench_codec(repeats=repeats, seed=seed)
+    show("The codec, one core", figures)
+    if json is not None:
+        write_figures(json, f"rollwire bench codec --repeats {repeats} --seed {seed}", figures)

@@ -53,7 +53,8 @@ class Reader(Protocol):
     def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
-        """Up to `max_records` records, in order within a partition; an empty list when `timeout_s` has passed.
+        """Up to `max_records` records, in order within a partition; an empty list when `timeout_s` has passed,
+        or earlier when positions moved past control records.
 
         Raises `OffsetLost` where a position is no longer in the log, `LogUnavailable` when the broker is away
         for longer than the adapter's patience.

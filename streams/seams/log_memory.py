@@ -200,10 +200,11 @@ class _MemoryReader:
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         deadline = time.monotonic() + timeout_s
         with self._log._changed:
+            before = dict(self._positions)
             while True:
                 taken = self._take(max_records)
                 left = deadline - time.monotonic()
-                if taken or left <= 0:
+                if taken or self._positions != before or left <= 0:
                     return taken
                 self._log._changed.wait(left)
 

@@ -1,0 +1,103 @@
+"""Small, well-formed events of the join, from a few numbers: for simulations, load and fault tools, and tests."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from rollwire.schemas.ids import new_group_id, rollout_id
+from rollwire.schemas.records import Component, FinishReason, Reward, Rollout, RoutingTrace, Segment, Span
+
+LINEAGE: Final = "0198a5c0-0000-7000-8000-000000000001"
+_LAYERS: Final = (0, 1, 2)
+_EXPERTS: Final = 8
+
+
+def group_id(opened_us: int, number: int) -> str:
+    """The id of the `number`-th group, opened at `opened_us` (to the millisecond)."""
+    return new_group_id(opened_us, number)
+
+
+def rollout(
+    group: str,
+    index: int,
+    size: int,
+    *,
+    at_us: int,
+    prompt: int = 6,
+    sampled: int = 10,
+    version: int = 0,
+    top_k: int = 2,
+    finish_reason: FinishReason = "stop",
+    model: str = "policy",
+    seed: int = 0,
+) -> Rollout:
+    """`prompt` + `sampled` tokens, all sampled ones trained on, under one policy version."""
+    tokens_T = (np.arange(prompt + sampled, dtype=np.int64) * 7 + index + seed) % 20
+    mask_T = np.zeros(prompt + sampled, np.uint8)
+    mask_T[prompt:] = 1
+    return Rollout(
+        rollout_id=rollout_id(group, index),
+        group_id=group,
+        index=index,
+        group_size=size,
+        model=model,
+        lineage=LINEAGE,
+        environment="countdown",
+        task_id=f"task-{group[-8:]}",
+        task='{"numbers": [1, 2, 3], "target": 6}',
+        token_ids=tokens_T.astype("<u2").tobytes(),
+        token_dtype="u2",
+        segments=(
+            Segment(kind="prompt", start=0, end=prompt),
+            Segment(kind="sampled", start=prompt, end=prompt + sampled),
+        ),
+        loss_mask=mask_T.tobytes(),
+        logprobs=np.linspace(-2.0, -0.1, sampled, dtype="<f4").tobytes(),
+        spans=(Span(version=version, start=0, end=sampled),),
+        finish_reason=finish_reason,
+        temperature=1.0,
+        top_k_experts=top_k,
+        fleet="fleet",
+        replica="replica-0",
+        seed=seed,
+        started_us=at_us,
+        finished_us=at_us,
+    )
+
+
+def reward(group: str, index: int, value: float | None, *, at_us: int, verifier_version: str = "1") -> Reward:
+    """A verifier's reward; None = could not be scored."""
+    return Reward(
+        rollout_id=rollout_id(group, index),
+        group_id=group,
+        reward=value,
+        components=() if value is None else (Component(name="right", value=value),),
+        outcome="not scored" if value is None else "scored",
+        source="verifier",
+        verifier="countdown",
+        verifier_version=verifier_version,
+        evidence=(),
+        scored_us=at_us,
+    )
+
+
+def trace(
+    group: str, index: int, *, at_us: int, rows: int = 15, top_k: int = 2, shift: int = 0
+) -> RoutingTrace:
+    """A routing trace of three layers of eight experts; `shift` changes its content."""
+    ids_N = (np.arange(rows * len(_LAYERS))[:, None] + np.arange(top_k)[None, :] + shift) % _EXPERTS
+    return RoutingTrace(
+        rollout_id=rollout_id(group, index),
+        group_id=group,
+        layers=_LAYERS,
+        num_experts=_EXPERTS,
+        top_k=top_k,
+        start_row=0,
+        rows=rows,
+        encoding="u1",
+        data=ids_N.astype(np.uint8).tobytes(),
+        claim=None,
+        recorded_us=at_us,
+    )

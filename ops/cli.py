@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from cyclopts import App
 
+from rollwire.ops.logs import configure_logging
 from rollwire.schemas.errors import RollwireError
 
 
@@ -81,5 +82,6 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. Logs go to standard error: standard output is the command's answer."""
+    configure_logging()
     sys.exit(run(sys.argv[1:]))

@@ -28,7 +28,9 @@ app = App(name="weights", help="List, show and verify weight versions.")
 Lineage = Annotated[
     str | None, Parameter(name="--lineage", help="Training run; by default the one started last.")
 ]
-Bucket = Annotated[str, Parameter(name="--bucket", help="Bucket of the local stack's store.")]
+Bucket = Annotated[
+    str | None, Parameter(name="--bucket", help="Bucket in the local stack's store; by default its own.")
+]
 
 
 @app.command
@@ -52,7 +54,8 @@ def ls(
             event.state_digest[:16],
             datetime.fromtimestamp(event.published_us / 1e6, UTC).isoformat(timespec="seconds"),
         )
-    Console(highlight=False).print(table)
+    # Into a pipe a table is never folded: it goes on to grep or awk.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 
 @app.command
@@ -61,7 +64,7 @@ def show(
     /,
     *,
     anchor: Annotated[bool, Parameter(negative=())] = False,
-    bucket: Bucket = "rollwire",
+    bucket: Bucket = None,
     lineage: Lineage = None,
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,
@@ -89,7 +92,7 @@ def verify(
     version: int | None = None,
     /,
     *,
-    bucket: Bucket = "rollwire",
+    bucket: Bucket = None,
     lineage: Lineage = None,
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,
@@ -134,9 +137,9 @@ def _chosen(versions: Versions, version: int | None) -> WeightVersion:
     raise WeightError(f"version {version} is not known in lineage {versions.lineage}")
 
 
-def _store(folder: Path, bucket: str) -> S3Store:
+def _store(folder: Path, bucket: str | None) -> S3Store:
     stack = read_stack(folder)
-    return S3Store(stack.s3_endpoint, bucket, stack.access_key, stack.secret_key)
+    return S3Store(stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key)
 
 
 def _percent(part: int, whole: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 
@@ -11,8 +12,10 @@ import pytest
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version, plan_path
 from rollwire.consumers.weights.subscriber import WeightSubscriber
+from rollwire.consumers.weights.verify import verify_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State, Tensor, tensor
+from rollwire.ops.cli import run
 from rollwire.ops.stack import StackInfo
 from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.schemas.records import FleetStatus, WeightVersion
@@ -34,8 +37,13 @@ def log(stack: StackInfo, prefix: str) -> Iterator[KafkaLog]:
 
 
 @pytest.fixture
-def store(stack: StackInfo) -> S3Store:
-    store = S3Store(stack.s3_endpoint, f"weights-{uuid.uuid4().hex[:12]}", stack.access_key, stack.secret_key)
+def bucket() -> str:
+    return f"weights-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def store(stack: StackInfo, bucket: str) -> S3Store:
+    store = S3Store(stack.s3_endpoint, bucket, stack.access_key, stack.secret_key)
     store.ensure_bucket()
     return store
 
@@ -62,7 +70,14 @@ def same(a: State, b: State) -> bool:
     return {n: plain(t) for n, t in a.items()} == {n: plain(t) for n, t in b.items()}
 
 
-def test_published_followed_and_resumed(log: KafkaLog, store: S3Store) -> None:
+def test_published_followed_and_resumed(
+    stack: StackInfo,
+    prefix: str,
+    bucket: str,
+    log: KafkaLog,
+    store: S3Store,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lineage = str(uuid.uuid4())
     wanted = states(5)
     config = PublisherConfig(anchor_every=3)
@@ -114,7 +129,21 @@ def test_published_followed_and_resumed(log: KafkaLog, store: S3Store) -> None:
     for version, event in enumerate(events):
         state = load_version(store, plan_path(events, None, version), None)
         assert StateDigest.of(state).hex == event.state_digest
+    ways = verify_version(store, events, 3)
+    assert [way.steps for way in ways] == [("anchor 3",), ("anchor 0", "delta 1", "delta 2", "delta 3")]
     assert all(event.stored_bytes < event.full_bytes / 4 for event in events[1:])
     statuses = [e for e in map(decode_record, scan(log, ["fleet-status"])) if isinstance(e, FleetStatus)]
     assert [s.state for s in statuses] == ["staged", "swapped"] * 5 + ["stopped"]
     assert statuses[-1].state_digest == events[-1].state_digest
+
+    where = ["--dir", str(stack.dir), "--prefix", prefix]
+    assert run(["weights", "ls", *where]) == 0
+    listed = capsys.readouterr().out
+    assert all(event.state_digest[:16] in listed for event in events)
+    assert run(["weights", "show", "4", "--bucket", bucket, *where]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert (manifest["version"], manifest["base"]["version"]) == (4, 3)
+    assert run(["weights", "verify", "--bucket", bucket, *where]) == 0
+    assert f"digest {events[4].state_digest}" in capsys.readouterr().out
+    assert run(["weights", "verify", "9", "--bucket", bucket, *where]) == 1
+    assert "version 9 is not known" in capsys.readouterr().err

@@ -56,7 +56,7 @@ class EvaluatorConfig(BaseModel):
     )
     samples_per_task: int = Field(default=4, ge=1, description="samples of each task")
     quick_tasks: int = Field(default=128, ge=1, description="tasks of a quick evaluation")
-    quick_samples: int = Field(default=1, ge=1, description="samples of each task in a quick evaluation")
+    quick_samples: int = Field(default=4, ge=1, description="samples of each task in a quick evaluation")
     every_versions: int = Field(default=25, ge=1, description="versions between two quick evaluations")
     final_version: int | None = Field(
         default=None, ge=0, description="measured fully as soon as it is served; then the evaluator ends"

@@ -2,7 +2,8 @@
 
 Started by `sandbox.Sandbox` as `python -I -m rollwire.producers.verifier.child TARGET CPU_S MEMORY_BYTES`, its socket as
 standard input. Imports come first, limits second: after them the process can open no file and no socket, write no
-byte to a disk, start no process, and has a cap on memory and, renewed for each batch, on CPU seconds.
+byte to a disk, start no process (root alone can: what it starts dies with it), and has a cap on memory and, renewed
+for each batch, on CPU seconds.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -106,7 +107,8 @@ class Sandbox:
             self._connection.close()
             self._connection = None
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # the session's leader, and whatever it started
             self._process.wait()
             self._process = None
 

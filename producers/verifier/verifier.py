@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.producers.emit import outgoing
 from rollwire.producers.verifier.judging import (
+    Case,
     RecentIds,
     Skips,
     offsets_before,
@@ -24,10 +26,10 @@ from rollwire.producers.verifier.judging import (
     select,
 )
 from rollwire.producers.verifier.sandbox import Sandbox, SandboxConfig
-from rollwire.schemas.errors import LogUnavailable, RollwireError, TransactionUnknown
+from rollwire.schemas.errors import LogUnavailable, Refused, RollwireError, TransactionUnknown
 from rollwire.streams.seams.clock import Clock, SystemClock
-from rollwire.streams.seams.environment import Environment
-from rollwire.streams.seams.log import Log, Reader, Record, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.environment import Environment, Verdict
+from rollwire.streams.seams.log import Log, Outgoing, Reader, Record, TopicPartition, TransactionalWriter
 
 _log = structlog.get_logger()
 
@@ -198,18 +200,31 @@ class _Verifier:
             unhandled = records[records.index(cases[len(verdicts)].record) :]
             handled = records[: len(records) - len(unhandled)]
             cases, skips = select(handled, self._environment, self._recent)
-        name = f"{self._environment}-exact"
-        rewards = [
-            reward_event(case, verdict, verifier=name, version=self._config.version)
-            for case, verdict in zip(cases, verdicts, strict=True)
-        ]
+        records_out, scored, unscorable = self._encode(cases, verdicts)
         session.writer.begin()
-        session.writer.write([outgoing(r, source=SOURCE, time_us=r.scored_us) for r in rewards])
+        session.writer.write(records_out)
         offsets = offsets_before(session.reader.positions(), unhandled)
         session.writer.commit(session.group, offsets, timeout_s=self._config.commit_s)
         session.unhandled = unhandled
         self._recent.add(case.rollout.rollout_id for case in cases)
         self._transactions += 1
-        self._scored += len(rewards)
-        self._unscorable += sum(reward.reward is None for reward in rewards)
-        self._skips = self._skips.plus(skips)
+        self._scored += scored
+        self._unscorable += unscorable
+        self._skips = self._skips.plus(skips).plus(Skips(refused=len(cases) - scored))
+
+    def _encode(self, cases: Sequence[Case], verdicts: Sequence[Verdict]) -> tuple[list[Outgoing], int, int]:
+        """Rewards to write, how many, and how many of them are null. A reward that the codec refuses (the record's time
+        is absurd, say) is named and left out: its group ends at the deadline, the others go on."""
+        encoded: list[Outgoing] = []
+        unscorable = 0
+        for case, verdict in zip(cases, verdicts, strict=True):
+            reward = reward_event(
+                case, verdict, verifier=f"{self._environment}-exact", version=self._config.version
+            )
+            try:
+                encoded.append(outgoing(reward, source=SOURCE, time_us=reward.scored_us))
+            except Refused as refused:
+                _log.warning("reward_refused", rollout=reward.rollout_id, detail=str(refused))
+                continue
+            unscorable += reward.reward is None
+        return encoded, len(encoded), unscorable

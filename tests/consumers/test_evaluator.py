@@ -59,7 +59,9 @@ class Parity:
         return [self.reset(i, held_out=True) for i in range(n)]
 
 
-SMALL = EvaluatorConfig(draw_tasks=40, distinct_tasks=30, quick_tasks=10, every_versions=3, start_s=5.0)
+SMALL = EvaluatorConfig(
+    draw_tasks=40, distinct_tasks=30, quick_tasks=10, quick_samples=2, every_versions=3, start_s=5.0
+)
 
 
 def engine() -> MemoryEngine:
@@ -120,7 +122,7 @@ def test_first_and_final_version_fully_and_some_between_quickly() -> None:
     ]
     full, quick = evaluations(log)[0], evaluations(log)[2]
     assert (full.tasks, full.samples_per_task) == (40, 4)
-    assert (quick.tasks, quick.samples_per_task) == (10, 1)
+    assert (quick.tasks, quick.samples_per_task) == (10, 2)
     assert weights.stopped_with == 0
     assert [swap.version for swap in weights.swaps] == list(range(9))
 

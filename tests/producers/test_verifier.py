@@ -20,6 +20,7 @@ from rollwire.producers.verifier.verifier import VerifierConfig, VerifierReport,
 from rollwire.schemas.errors import EnvironmentMissing, Fenced, LogUnavailable, OffsetLost, TransactionUnknown
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.records import Reward, Rollout, Segment
+from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.engine import Sampled
 from rollwire.streams.seams.environment import Task
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition, TransactionalWriter
@@ -320,6 +321,20 @@ def test_a_second_verifier_takes_over_and_the_first_one_stops() -> None:
         assert second.error is None
     assert isinstance(first.error, Fenced)
     assert len(rewards(log)) == len({r.rollout_id for r in rewards(log)}) == 12
+
+
+def test_a_record_with_an_absurd_time_stops_nobody() -> None:
+    clock = ManualClock(now_us=1_000)  # 1970, as from a producer that took seconds for milliseconds (C45)
+    log = MemoryLog(TOPICS, clock)
+    write(log, [rollout(1)])
+    clock.advance(NOW_US / 1e6)
+    write(log, [rollout(2), rollout(3)])
+    with verifier(log) as running:
+        until(lambda: len(rewards(log)) == 2)
+    assert running.error is None
+    assert running.report is not None
+    assert running.report.scored == 2
+    assert running.report.skips.refused == 1
 
 
 def test_offsets_that_are_gone_halt_it() -> None:

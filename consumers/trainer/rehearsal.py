@@ -13,7 +13,6 @@ import blake3
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rollwire.streams.seams.store_memory import MemoryStore
 
 from rollwire.consumers.trainer.traces import TOPIC as TRACES
 from rollwire.kernels.policy.config import PolicyConfig
@@ -25,6 +24,7 @@ from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store_memory import MemoryStore
 
 _EPOCH_US = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 _PROMPT = 4

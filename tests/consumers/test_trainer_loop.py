@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from rollwire.streams.seams.store_memory import MemoryStore
 
 from rollwire.consumers.trainer.checkpoint import load_checkpoint, parameter_layout
 from rollwire.consumers.trainer.config import TrainerConfig
@@ -37,6 +36,7 @@ from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store_memory import MemoryStore
 
 pytestmark = pytest.mark.torch
 

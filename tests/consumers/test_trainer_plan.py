@@ -7,7 +7,6 @@ import hashlib
 import msgspec
 import numpy as np
 import pytest
-from rollwire.streams.seams.store_memory import MemoryStore
 
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import check_joined, order_history
@@ -22,6 +21,7 @@ from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.store_memory import MemoryStore
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
 POLICY = PolicyConfig(

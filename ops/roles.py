@@ -85,7 +85,7 @@ def run_fleet_role(run: Run) -> None:
             TorchEngine(settings.policy, settings.fleet.max_running),
             environment_of(settings),
             weights,
-            settings.fleet,
+            settings.fleet.model_copy(update={"num_experts": settings.policy.num_experts}),
             model=settings.model,
             lineage=settings.lineage,
             prefix=settings.prefix,

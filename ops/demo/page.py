@@ -59,7 +59,7 @@ def line(page: Page, frame: Frame) -> str:
     return " · ".join(parts)
 
 
-def sparkline(values: Sequence[float], width: int = 32) -> str:
+def sparkline(values: Sequence[float], width: int = 28) -> str:
     """The last `width` means of equal stretches of `values`, as blocks scaled from their lowest to their highest."""
     if not values:
         return ""
@@ -92,7 +92,7 @@ def _learning(page: Page, frame: Frame) -> Table:
     free = next((s.no_replay_p99 for s in reversed(page.steps) if s.no_replay_p99 is not None), None)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="grey62", no_wrap=True, width=22)
-    table.add_column(no_wrap=True, width=34)
+    table.add_column(no_wrap=True, width=46)
     table.add_column(style="cyan", no_wrap=True)
     for suite, name in (("heldout", "held-out accuracy"), ("distinct", "  distinct tasks")):
         points = _suite(page, frame, suite)

@@ -32,8 +32,8 @@ from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.scan import scan
 
-# Producers of work come last, so that nothing waits for a reader that is not there yet.
-RUN_ROLES = ("monitor", "trainer", "evaluator", "pack", "assemble", "verifier", "fleet")
+# The fleet is not among them: it starts when the evaluator holds version 0, which would else be gone unmeasured.
+FIRST_ROLES = ("trainer", "evaluator", "monitor", "verifier", "pack", "assemble")
 STALL_S = 120.0  # no new step, evaluation or swap for so long: something is broken
 WARM_START_S = 600.0
 TALLY_TOPICS = ("train-steps", "weight-versions", "evaluations", "fleet-status", "group-fates", "rollouts")
@@ -68,11 +68,11 @@ def run_demo(options: DemoOptions) -> Outcome:
             apply_topics(stack.bootstrap, settings.prefix)
             open_store(stack, settings.bucket).probe()
             _wait_for_warm_start(supervisor, settings, folder, view)
-            for role in RUN_ROLES:
+            for role in FIRST_ROLES:
                 supervisor.start(role, *arguments)
             log = KafkaLog(stack.bootstrap, prefix=settings.prefix, client_id="demo")
             try:
-                _watch(supervisor, settings, stack, log, view)
+                _watch(supervisor, settings, stack, log, view, arguments)
                 view.phase("stopping the processes")
                 killed = supervisor.stop(("fleet",)) + supervisor.stop()
                 if killed:
@@ -142,7 +142,12 @@ def _wait_for_warm_start(supervisor: Supervisor, settings: RunSettings, folder: 
 
 
 def _watch(
-    supervisor: Supervisor, settings: RunSettings, stack: StackInfo, log: KafkaLog, view: View
+    supervisor: Supervisor,
+    settings: RunSettings,
+    stack: StackInfo,
+    log: KafkaLog,
+    view: View,
+    arguments: tuple[str, ...],
 ) -> None:
     """Until the trainer has taken its last step, the evaluator has measured it and every replica serves it."""
     watch = Watch(log, settings)
@@ -155,6 +160,8 @@ def _watch(
                 view.say(line)
             watch.poll()
             view.show(watch)
+            if "fleet" not in supervisor.children and settings.evaluator.replica in watch.served:
+                supervisor.start("fleet", *arguments)
             if watch.complete() and supervisor.finished("trainer") and supervisor.finished("evaluator"):
                 return
             if watch.progress() != seen:

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollwire.ops.demo.folders import latest_run, new_run, runs
+from rollwire.ops.demo.options import DemoOptions, new_settings, with_final
+from rollwire.ops.settings import load_settings, save_settings, with_overrides
+from rollwire.ops.warm import recipe_digest
+from rollwire.schemas.errors import ConfigError, EnvironmentMissing
+
+
+def test_options_reach_the_settings_of_every_process_they_concern() -> None:
+    settings = new_settings(
+        DemoOptions(
+            dir=Path(),
+            steps=7,
+            seed=3,
+            control=True,
+            max_lag=0,
+            no_ratio=True,
+            overrides=("fleet.group_size=4",),
+        ),
+        "run-1",
+    )
+    assert settings.steps == settings.evaluator.final_version == 7
+    assert (settings.seed, settings.fleet.seed, settings.trainer.seed) == (3, 3, 3)
+    assert settings.trainer.control
+    assert not settings.trainer.use_ratio
+    assert settings.pack.max_lag_versions == 0
+    assert settings.fleet.group_size == 4
+    assert settings.prefix == "rollwire.run-1."
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [("trainer.learning_rat=1", "trainer.learning_rate"), ("flete.seed=1", "fleet"), ("stepz=3", "steps")],
+)
+def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_right_one(
+    override: str, nearest: str
+) -> None:
+    with pytest.raises(ConfigError, match=nearest) as caught:
+        new_settings(DemoOptions(dir=Path(), overrides=(override,)), "x")
+    assert caught.value.exit_code == 2
+
+
+def test_overrides_read_values_as_json_and_text_where_they_are_not() -> None:
+    merged = with_overrides({"a": {"b": 1}}, ("a.b=2.5", "a.c=word", "d.e=true"))
+    assert merged == {"a": {"b": 2.5, "c": "word"}, "d": {"e": True}}
+
+
+@pytest.mark.parametrize("override", ["trainer", "=3", "a.b.c=1"])
+def test_an_override_that_makes_no_sense_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        with_overrides({"a": {"b": 1}}, (override,))
+
+
+def test_settings_come_back_from_their_folder_as_they_were(tmp_path: Path) -> None:
+    settings = new_settings(DemoOptions(dir=tmp_path), "run-1")
+    save_settings(tmp_path / "run", settings)
+    assert load_settings(tmp_path / "run") == settings
+
+
+def test_a_longer_continuation_is_the_same_run(tmp_path: Path) -> None:
+    settings = new_settings(DemoOptions(dir=tmp_path), "run-1")
+    longer = with_final(settings, 300)
+    assert (longer.steps, longer.evaluator.final_version) == (300, 300)
+    assert longer.lineage == settings.lineage
+
+
+def test_a_folder_without_a_run_says_how_to_begin_one(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMissing, match="rollwire demo"):
+        load_settings(tmp_path)
+    with pytest.raises(EnvironmentMissing, match="rollwire demo"):
+        latest_run(tmp_path)
+
+
+def test_runs_are_numbered_and_the_newest_is_last(tmp_path: Path) -> None:
+    settings = new_settings(DemoOptions(dir=tmp_path), "x")
+    folders = [new_run(tmp_path, kind) for kind in ("demo", "control", "demo")]
+    for folder in folders[:2]:
+        save_settings(folder, settings)
+    assert [f.name for f in folders] == ["0001-demo", "0002-control", "0003-demo"]
+    assert runs(tmp_path) == folders[:2]  # a folder without settings is no run
+    assert latest_run(tmp_path) == folders[1]
+
+
+def test_the_warm_start_depends_on_the_recipe_alone() -> None:
+    def digest(*overrides: str, seed: int = 0) -> str:
+        return recipe_digest(new_settings(DemoOptions(dir=Path(), seed=seed, overrides=overrides), "x"))
+
+    assert digest() == digest("trainer.learning_rate=1", "fleet.group_size=4")
+    assert (
+        len({digest(), digest(seed=1), digest("warm_start.steps=10"), digest("policy.hidden_size=32")}) == 4
+    )

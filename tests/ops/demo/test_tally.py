@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollwire.ops.demo.checks import checks, figures
+from rollwire.ops.demo.tally import RunFacts, Tally
+from rollwire.schemas.records import (
+    Claim,
+    Cut,
+    Evaluation,
+    FleetStatus,
+    GroupFate,
+    LagCount,
+    Mismatch,
+    Rollout,
+    Score,
+    Segment,
+    Span,
+    TrainStep,
+    WeightVersion,
+)
+
+LINEAGE = "0199a000-0000-7000-8000-000000000000"
+CLAIM = Claim(key="k", size=1, sha256="00")
+MISMATCH = Mismatch(tokens=10, mean=0.1, p50=0.1, p99=0.2, max=0.3, k1=0.0, k3=0.0)
+
+
+def version(number: int, **changes: Any) -> WeightVersion:
+    made = WeightVersion(
+        model="policy",
+        lineage=LINEAGE,
+        version=number,
+        kind="delta" if number else "anchor",
+        base_version=number - 1 if number else None,
+        step=number,
+        manifest=CLAIM,
+        anchor=None,
+        checkpoint=None,
+        state_digest=f"digest-{number}",
+        full_bytes=1_000,
+        stored_bytes=150,
+        changed_elements=1,
+        total_elements=500,
+        published_us=1,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def step(number: int, **changes: Any) -> TrainStep:
+    made = TrainStep(
+        model="policy",
+        lineage=LINEAGE,
+        step=number,
+        base_version=number - 1,
+        version=number,
+        loss=0.0,
+        grad_norm=1.0,
+        entropy=1.0,
+        learning_rate=2e-4,
+        reward_mean=0.5,
+        sequences=8,
+        tokens=100,
+        trained_tokens=50,
+        groups=1,
+        max_lag=1,
+        lag_histogram=(LagCount(lag=1, tokens=50),),
+        mismatch=MISMATCH,
+        mismatch_same_version=None,
+        mismatch_no_replay=None,
+        routes_differing=None,
+        ratio_truncated=0.0,
+        tokens_per_s=100.0,
+        duration_ms=1.0,
+        consumed=(),
+        plan_digest="p",
+        state_digest=f"digest-{number}",
+        settings={},
+        finished_us=1_000_000 * number,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def rollout(index: int, *spans: tuple[int, int, int], task_id: str = "seen") -> Rollout:
+    return Rollout(
+        rollout_id=f"g.{index}",
+        group_id="g",
+        index=index,
+        group_size=8,
+        model="policy",
+        lineage=LINEAGE,
+        environment="countdown",
+        task_id=task_id,
+        task="{}",
+        token_ids=b"\0\0\0",
+        token_dtype="u1",
+        segments=(Segment(kind="prompt", start=0, end=1), Segment(kind="sampled", start=1, end=3)),
+        loss_mask=b"\0\1\1",
+        logprobs=b"\0" * 8,
+        spans=tuple(Span(version=v, start=a, end=b) for v, a, b in spans),
+        finish_reason="stop",
+        temperature=1.0,
+        top_k_experts=2,
+        fleet="fleet",
+        replica="fleet-0",
+        seed=0,
+        started_us=1,
+        finished_us=2,
+    )
+
+
+def evaluation(suite: str, number: int, accuracy: float) -> Evaluation:
+    return Evaluation(
+        model="policy",
+        lineage=LINEAGE,
+        suite=suite,
+        version=number,
+        scores=(Score(name="accuracy", value=accuracy),),
+        tasks=512,
+        samples_per_task=4,
+        replica="evaluator-0",
+        at_us=1,
+    )
+
+
+def served(replica: str, number: int, digest: str | None = None) -> FleetStatus:
+    return FleetStatus(
+        fleet="fleet",
+        replica=replica,
+        state="swapped",
+        version=number,
+        wanted_version=number,
+        state_digest=digest or f"digest-{number}",
+        stage_ms=1.0,
+        pause_ms=2.0,
+        reason="",
+        open_rollouts=0,
+        at_us=number,
+    )
+
+
+def whole_run(steps: int = 250) -> Tally:
+    tally = Tally(held_out_ids=frozenset({"held"}), lineage=LINEAGE)
+    tally.add(version(0))
+    for number in range(1, steps + 1):
+        tally.add(step(number))
+        tally.add(version(number))
+    for suite, before, after in (("countdown.heldout", 0.2, 0.45), ("countdown.distinct", 0.1, 0.2)):
+        tally.add(evaluation(suite, 0, before))
+        tally.add(evaluation(suite, steps, after))
+        tally.add(evaluation(f"{suite}.quick", steps, 0.99))
+    for replica in ("fleet-0", "evaluator-0"):
+        tally.add(served(replica, steps))
+    tally.add(rollout(0, (0, 0, 1), (1, 1, 2)))
+    tally.add(rollout(1, (1, 0, 2)))
+    tally.add(
+        GroupFate(
+            group_id="g",
+            fate="kept",
+            reason="trained",
+            detail="",
+            decided_by="pack",
+            fleet="fleet",
+            replica="fleet-0",
+            members=(),
+            reward_mean=0.5,
+            group_size=8,
+            for_version=1,
+            oldest_version=0,
+            cut=Cut(inputs=(), clock_us=1),
+        )
+    )
+    return tally
+
+
+def broken(
+    facts: RunFacts, *, control: bool = False, steps: int = 250, ledger_gap: int = 0, wall_s: float = 300.0
+) -> set[str]:
+    found = checks(facts, steps=steps, max_lag=3, ledger_gap=ledger_gap, wall_s=wall_s, control=control)
+    return {check.name for check in found if not check.ok}
+
+
+def test_a_good_run_holds_every_check() -> None:
+    facts = whole_run().facts("countdown")
+    assert broken(facts) == set()
+    assert facts.mixed_version_share == 0.5
+    assert facts.gain(facts.heldout) == pytest.approx(0.25)
+    assert facts.delta_pct == pytest.approx(15.0)
+    assert facts.train_tokens_per_s == pytest.approx(100.0)
+
+
+def test_each_broken_promise_breaks_its_check() -> None:
+    facts = whole_run().facts("countdown")
+    assert broken(facts, ledger_gap=1) == {"ledger"}
+    assert broken(facts, wall_s=481) == {"wall time"}
+    assert broken(facts, control=True) == {"control"}
+    assert broken(replace(facts, heldout={0: 0.2, 250: 0.37})) == {"held-out gain"}
+    assert broken(replace(facts, heldout={})) == {"held-out gain"}
+    assert broken(replace(facts, distinct={0: 0.1, 250: 0.17})) == {"distinct gain"}
+    assert broken(replace(facts, heldout_overlap=1)) == {"held out"}
+    assert broken(replace(facts, heldout_tasks=511)) == {"held out"}
+    assert broken(replace(facts, trained_lag_max=4)) == {"lag"}
+    assert broken(replace(facts, mixed_version_share=0.04)) == {"swaps in flight"}
+
+
+def test_a_hole_a_repeat_and_a_replica_left_behind_are_seen() -> None:
+    hole = whole_run()
+    del hole.versions[17]
+    assert broken(hole.facts("countdown")) == {"holes"}
+    repeat = whole_run()
+    repeat.add(version(17))
+    assert broken(repeat.facts("countdown")) == {"holes"}
+    behind = whole_run()
+    behind.add(served("fleet-0", 249))
+    assert broken(behind.facts("countdown")) == {"replicas"}
+    other_bits = whole_run()
+    other_bits.add(served("fleet-0", 250, "another"))
+    assert broken(other_bits.facts("countdown")) == {"replicas"}
+
+
+def test_training_on_a_held_out_task_is_seen() -> None:
+    tally = whole_run()
+    tally.add(rollout(2, (1, 0, 2), task_id="held"))
+    assert broken(tally.facts("countdown")) == {"held out"}
+
+
+def test_an_empty_run_holds_nothing_that_it_should_show() -> None:
+    assert {"steps", "held out", "replicas", "held-out gain", "distinct gain"} <= broken(
+        Tally(lineage=LINEAGE).facts("countdown")
+    )
+
+
+def test_a_short_run_is_not_judged_by_what_it_could_not_learn() -> None:
+    assert broken(whole_run(steps=10).facts("countdown"), steps=10) == set()
+
+
+def test_figures_have_their_names_and_leave_out_what_was_not_measured() -> None:
+    facts = whole_run().facts("countdown")
+    named = {f.name: f.value for f in figures(facts, ledger_gap=0, wall_s=300.0, control=False)}
+    assert named["demo.heldout_gain"] == pytest.approx(0.25)
+    assert named["demo.replica_digest_equal"] == 1.0
+    assert "demo.control_gain" not in named
+    assert "demo.routes_differing" not in named
+    control = {f.name for f in figures(facts, ledger_gap=0, wall_s=300.0, control=True)}
+    assert "demo.control_gain" in control
+    assert "demo.heldout_gain" not in control

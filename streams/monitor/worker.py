@@ -12,7 +12,7 @@ import structlog
 from rollwire.streams.monitor.config import MonitorConfig, config_from_environment
 
 if TYPE_CHECKING:
-    from rollwire.streams.monitor.app import MonitorApp
+    from rollwire.streams.monitor.faust_app import MonitorApp
 
 _logger = structlog.get_logger("rollwire.monitor")
 
@@ -42,7 +42,7 @@ def app_from_environment() -> MonitorApp:
 
 
 def _app(config: MonitorConfig) -> MonitorApp:
-    from rollwire.streams.monitor.app import make_app, page_url
+    from rollwire.streams.monitor.faust_app import make_app, page_url
     from rollwire.streams.seams.cache_redis import RedisCache
     from rollwire.streams.seams.log_kafka import KafkaLog
 

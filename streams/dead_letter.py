@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import DeadLetter, Header, Position
 from rollwire.streams.emit import outgoing
@@ -9,18 +11,27 @@ from rollwire.streams.seams.log import Outgoing, Record
 
 _PREFIX = "__streams.errors."
 
+# A refusal that cannot be written would stop everything behind it (law 7), so what the codec would not take is cut
+# here, and said: headers beyond this many (the codec's limit is 65,536), and text that is no Unicode.
+KEPT_HEADERS: Final = 10_000
+
 
 def dead_letter(record: Record, refused: Refused, *, refused_by: str, time_us: int) -> Outgoing:
     """The dead letter of `record`: key, value and headers as they were, with source position and reason."""
+    detail = refused.detail
+    if len(record.headers) > KEPT_HEADERS:
+        detail = f"{detail} (of {len(record.headers)} headers the first {KEPT_HEADERS} are kept)"
     letter = outgoing(
         DeadLetter(
             source=Position(topic=record.topic, partition=record.partition, offset=record.offset),
             key=record.key,
             value=record.value,
-            headers=tuple(Header(key=name, value=value) for name, value in record.headers),
+            headers=tuple(
+                Header(key=_text(name), value=value) for name, value in record.headers[:KEPT_HEADERS]
+            ),
             source_timestamp_us=record.timestamp_ms * 1_000,
             reason=refused.reason,
-            detail=refused.detail,
+            detail=_text(detail),
             refused_by=refused_by,
             refused_us=time_us,
         ),
@@ -35,3 +46,8 @@ def dead_letter(record: Record, refused: Refused, *, refused_by: str, time_us: i
         (_PREFIX + "offset", str(record.offset).encode()),
     )
     return letter._replace(headers=(*letter.headers, *errors))
+
+
+def _text(text: str) -> str:
+    """`text` with lone surrogates spelt out: they have no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

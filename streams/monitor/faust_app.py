@@ -41,6 +41,9 @@ class MonitorApp(faust.App):
     def _new_transport(self) -> Any:
         return CommittedTransport(self.conf.broker_consumer, self)
 
+    def _create_directories(self) -> None:
+        """No table writes to disk: no folders in whatever directory this was started from."""
+
 
 def make_app(config: MonitorConfig, log: Log, cache: Cache | None) -> MonitorApp:
     """`log` answers for end offsets; `cache` takes the snapshots, and may fail."""

@@ -220,7 +220,9 @@ class OpenGroup:
 
     def fate(self, cut: Cut, fate: Literal["filtered", "dropped"], reason: str, detail: str) -> GroupFate:
         first = self.first
-        scored = [r.reward for r in self.rewards.values() if r.reward is not None]
+        # The reward of a member that was cut off may come or not: it is not waited for, so it does not count.
+        cut_off = {i for i, rollout in self.rollouts.items() if rollout.finish_reason == "abort"}
+        scored = [r.reward for i, r in self.rewards.items() if r.reward is not None and i not in cut_off]
         versions = [span.version for rollout in self.rollouts.values() for span in rollout.spans]
         return GroupFate(
             group_id=self.group_id,
@@ -257,8 +259,10 @@ class OpenGroup:
 
 def _mean(values: Sequence[float]) -> float | None:
     """None also where the sum is beyond a float: a table's mean is no reason to refuse a fate."""
-    mean = sum(values) / len(values) if values else None
-    return mean if mean is not None and math.isfinite(mean) else None
+    try:
+        return math.fsum(values) / len(values) if values else None
+    except OverflowError:
+        return None
 
 
 def group_of(event: Event) -> str:

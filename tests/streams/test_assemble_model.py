@@ -226,4 +226,4 @@ class Assembling(RuleBasedStateMachine):
 
 
 TestAssembling = Assembling.TestCase
-TestAssembling.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestAssembling.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

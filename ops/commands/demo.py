@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,19 +38,22 @@ def demo(
     from rollwire.ops.demo.run import run_demo
     from rollwire.ops.demo.summary import print_summary
 
-    outcome = run_demo(
-        DemoOptions(
-            dir=dir,
-            steps=steps,
-            seed=seed,
-            control=control,
-            resume=continue_,
-            max_lag=max_lag,
-            no_ratio=no_ratio,
-            overrides=set_,
-            json_file=json,
-            plain=plain,
-        )
+    options = DemoOptions(
+        dir=dir,
+        steps=steps,
+        seed=seed,
+        control=control,
+        resume=continue_,
+        max_lag=max_lag,
+        no_ratio=no_ratio,
+        overrides=set_,
+        json_file=json,
+        plain=plain,
     )
+    try:
+        outcome = run_demo(options)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; the log stays, and `rollwire demo --continue` goes on from it\n")
+        return 130
     print_summary(outcome)
     return 0 if outcome.ok else 1

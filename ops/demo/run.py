@@ -64,7 +64,8 @@ def run_demo(options: DemoOptions) -> Outcome:
         if not has_warm_start(settings):
             supervisor.start("warm-start", *arguments)
         view.phase("starting Kafka, S3 and Redis")
-        with _stack(options.dir, view) as stack:
+        # The processes end before what they talk to.
+        with _stack(options.dir, view) as stack, _children(supervisor, view):
             apply_topics(stack.bootstrap, settings.prefix)
             open_store(stack, settings.bucket).probe()
             _wait_for_warm_start(supervisor, settings, folder, view)

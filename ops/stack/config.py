@@ -44,7 +44,7 @@ class StackConfig(BaseModel):
         default=256, ge=16, description="Redis evicts the least recently used above this, MiB"
     )
     start_deadline_s: float = Field(
-        default=60.0, gt=0, description="every service answers a real request by then, seconds"
+        default=90.0, gt=0, description="every service answers a real request by then, seconds"
     )
     stop_deadline_s: float = Field(
         default=10.0, gt=0, description="a service that has not ended by then is killed, seconds"

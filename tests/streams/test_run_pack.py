@@ -190,6 +190,29 @@ def test_a_restart_goes_on_where_the_log_ends(make_group: MakeGroup) -> None:
     check(log, [first, stale, second, third], config)
 
 
+def test_drops_above_a_waiting_group_are_known_lives_later(make_group: MakeGroup) -> None:
+    log = MemoryLog({**TOPICS, "groups": 1})
+    config = PackConfig(groups_per_step=2)
+    alien = "0197a1b2-0000-7000-8000-0000000000bb"
+    groups = [make_group(0), *(make_group(n, lineage=alien) for n in (1, 2, 3))]
+    send(log, version_event(0), groups[0])
+    for life, group in enumerate(groups[1:], 1):
+        send(log, group)
+        running = Running(log, config)
+        running.until(partial(_fates_are, log, life))
+        running.end()
+        assert log.committed("t.pack", [TopicPartition("groups", 0)]) == {TopicPartition("groups", 0): 0}
+    send(log, last := make_group(4))
+    running = Running(log, config)
+    running.until(partial(_fates_are, log, 5))
+    running.end()
+    check(log, [*groups, last], config)
+
+
+def _fates_are(log: MemoryLog, count: int) -> bool:
+    return len(read(log, "group-fates")) >= count
+
+
 def test_the_second_pack_ends_the_first(make_group: MakeGroup) -> None:
     log, config = MemoryLog(TOPICS), PackConfig(groups_per_step=1)
     send(log, version_event(0))

@@ -104,12 +104,12 @@ class Committer:
                 raise self._failure
             return done
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """Ends the thread; what is not committed stays uncommitted and is replayed by the next start."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout_s)
         if self._writer is not None and not self._thread.is_alive():
             self._writer.close()
             self._writer = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -189,6 +190,8 @@ class RankGroup:
 
 def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
     """The process of one rank: obeys rank 0 until it says stop or dies."""
+    # Ctrl-C reaches every process of a terminal; rank 0 decides, and finishes the step first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     log, store = connect()
     worker = RankWorker(
         log,

@@ -44,6 +44,7 @@ from rollwire.streams.seams.store import ObjectStore
 
 _log = structlog.get_logger()
 _POLL_S = 0.1
+_DRAIN_SHARE = 0.6  # of the shutdown deadline; the rest is for the two background threads
 
 
 class Run(NamedTuple):
@@ -138,7 +139,7 @@ class Session:
                 self._take_step(ranks, heads)
         drained = self._committer.wait_below(
             1,
-            self._config.shutdown_s
+            self._config.shutdown_s * _DRAIN_SHARE
             if run.stop.is_set()
             else self._config.publish_deadline_s + self._config.commit_deadline_s,
         )
@@ -151,9 +152,10 @@ class Session:
     def close(self) -> None:
         """Steps that are not committed are given up: the next session takes them again from the log."""
         try:
-            self._committer.close()
+            left_s = self._config.shutdown_s * (1 - _DRAIN_SHARE) / 2
+            self._committer.close(left_s)
             self._publisher.discard_from(self._committed_version + 1)
-            self._publisher.close()
+            self._publisher.close(left_s)
         finally:
             if self._ranks is not None:
                 self._ranks.close()
@@ -317,7 +319,7 @@ class Session:
     def _wait_committed(self) -> bool:
         while not self._committer.wait_below(1, _POLL_S):
             if self._run.stop.is_set():
-                return self._committer.wait_below(1, self._config.shutdown_s)
+                return self._committer.wait_below(1, self._config.shutdown_s * _DRAIN_SHARE)
         return True
 
     def _on_committed(self, version: WeightVersion, step: TrainStep | None) -> None:

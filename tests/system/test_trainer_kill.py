@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rollwire.consumers.trainer.config import TrainerConfig
+from rollwire.consumers.trainer.connect import LiveStack
 from rollwire.consumers.trainer.history import BATCHES, STEPS, VERSIONS, History, read_history
 from rollwire.consumers.trainer.rehearsal import Rehearsal, rehearsal_log, write_plans
 from rollwire.consumers.trainer.run import run_trainer
@@ -41,11 +42,12 @@ POLICY = PolicyConfig(
 SPEC = Rehearsal(POLICY, LINEAGE, sequences=8)
 CONFIG = TrainerConfig(checkpoint_every=7)
 LAST = 40
-WAIT_S = 60.0
+WAIT_S = 90.0
 
 # What `rollwire run trainer` does, for a stack that is handed over as JSON.
 TRAINER = """
 import json, sys, threading
+from rollwire.consumers.trainer.connect import LiveStack
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.run import run_trainer
 from rollwire.kernels.policy.config import PolicyConfig
@@ -139,6 +141,33 @@ def test_a_killed_trainer_leaves_no_hole_and_no_repeat(
     assert [v.state_digest for v in history.versions] == _undisturbed()
     state = load_version(store, plan_path(history.versions, None, LAST), None)
     assert StateDigest.of(state).hex == history.versions[-1].state_digest
+
+
+def test_two_ranks_read_their_own_partitions_and_commit_as_one(
+    stack: StackInfo, prefix: str, log: KafkaLog, store: S3Store
+) -> None:
+    spec = SPEC._replace(ranks=2)
+    write_plans(log, spec, range(1, 4))
+    run_trainer(
+        log,
+        store,
+        POLICY,
+        CONFIG.model_copy(update={"ranks": 2}),
+        prefix=prefix,
+        model="policy",
+        lineage=LINEAGE,
+        initial=to_state(Policy(POLICY, seed=3), "F32"),
+        stop=threading.Event(),
+        until_step=3,
+        connect=LiveStack(
+            stack.bootstrap, prefix, stack.s3_endpoint, stack.bucket, stack.access_key, stack.secret_key
+        ),
+    )
+    history = _history(log)
+    partitions = [TopicPartition(BATCHES, rank) for rank in range(2)]
+    ends = {TopicPartition(BATCHES, r.partition): r.end for r in history.steps[-1].consumed}
+    assert log.committed(f"{prefix}trainer", partitions) == ends
+    assert [v.state_digest for v in history.versions] == _undisturbed()[:4]
 
 
 def _history(log: KafkaLog) -> History:

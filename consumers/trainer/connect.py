@@ -1,0 +1,29 @@
+"""How a rank's own process opens the log and the store of a live stack (see `ranks.Connect`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store_s3 import S3Store
+
+
+@dataclass(frozen=True)
+class LiveStack:
+    """Calling it connects; it goes to another process as it is, unlike a connection."""
+
+    bootstrap: str
+    prefix: str
+    endpoint: str | None
+    bucket: str
+    access_key: str | None
+    secret_key: str | None
+    region: str = "us-east-1"
+
+    def __call__(self) -> tuple[Log, ObjectStore]:
+        return (
+            KafkaLog(self.bootstrap, prefix=self.prefix, client_id="rollwire-trainer-rank"),
+            S3Store(self.endpoint, self.bucket, self.access_key, self.secret_key, self.region),
+        )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rollwire.consumers.weights.subscriber import WeightSubscriber
 
 
+REGION = "us-east-1"  # the local S3 server has one region only
 EVALUATOR_ROWS = 512  # requests that the evaluator decodes at once
 
 
@@ -46,7 +47,7 @@ class Run:
 
 
 def open_store(stack: StackInfo, bucket: str) -> S3Store:
-    store = S3Store(stack.s3_endpoint, bucket, stack.access_key, stack.secret_key)
+    store = S3Store(stack.s3_endpoint, bucket, stack.access_key, stack.secret_key, REGION)
     store.ensure_bucket()
     return store
 
@@ -151,6 +152,7 @@ def run_pack_role(run: Run) -> None:
 
 
 def run_trainer_role(run: Run) -> None:
+    from rollwire.consumers.trainer.connect import LiveStack
     from rollwire.consumers.trainer.run import run_trainer
     from rollwire.ops.warm import load_warm_start
 
@@ -170,6 +172,15 @@ def run_trainer_role(run: Run) -> None:
             stop=run.stop,
             until_step=settings.steps,
             clock=SystemClock(),
+            connect=LiveStack(
+                run.stack.bootstrap,
+                settings.prefix,
+                run.stack.s3_endpoint,
+                settings.bucket,
+                run.stack.access_key,
+                run.stack.secret_key,
+                REGION,
+            ),
         )
     finally:
         log.close()

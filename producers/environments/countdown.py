@@ -3,6 +3,7 @@
 Prompt `7 3 12=48 `, completion `(7-3)*12<eos>`. Every task comes from a random expression tree over three numbers of
 1..12 whose value is an integer of 0..99; the tree is also the demonstration. There are only 12^3 * 2 * 4^2 trees, so
 all are laid out once and a draw is one look-up: the distribution is that of drawing trees and rejecting misfits.
+The prompt names the numbers in random order: in the tree's own order it would give half of the answer away.
 
 Training and held-out tasks are disjoint by construction: a task's side is a function of its id, and its id is a
 hash of (sorted numbers, target) alone, so no reordering of a held-out problem is ever trained on.
@@ -17,7 +18,7 @@ import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ MAX_NUMBER: Final = 12
 MAX_TARGET: Final = 99
 MAX_NEW_TOKENS: Final = 16
 
+_ORDERS: Final = tuple(itertools.permutations(range(3)))
 _ID_OF: Final[dict[str, int]] = {text: i for i, text in enumerate(VOCABULARY)}
 _COMPONENTS: Final = ("parses", "numbers", "value")
 # How many of the components hold, by outcome.
@@ -130,6 +132,17 @@ def _pick(purpose: str, seed: int, counter: int, choices: int) -> int:
     return int.from_bytes(digest, "little") % choices
 
 
+def _shuffled(tree: _Tree, purpose: str, seed: int, counter: int) -> _Tree:
+    """The same tree with its numbers in an order of their own; the solution stays."""
+    order = _ORDERS[_pick(f"{purpose} order", seed, counter, len(_ORDERS))]
+    return tree._replace(numbers=(tree.numbers[order[0]], tree.numbers[order[1]], tree.numbers[order[2]]))
+
+
+def _drawn(purpose: str, seed: int, counter: int, *, held_out: bool) -> _Tree:
+    trees = _sides()[held_out]
+    return _shuffled(trees[_pick(purpose, seed, counter, len(trees))], purpose, seed, counter)
+
+
 class Countdown:
     """Implements `streams.seams.environment.Environment`. Stateless: a task is a function of its seed."""
 
@@ -141,7 +154,7 @@ class Countdown:
 
     def reset(self, seed: int, *, held_out: bool = False) -> Task:
         """The task of a seed. Purely a function of its arguments."""
-        return self._draw("reset", seed, 0, held_out)
+        return _task(_drawn("reset", seed, 0, held_out=held_out))
 
     def step(self, task: str, sampled_ids: NDArray[np.int64]) -> Turn:
         """Countdown has one turn."""
@@ -169,9 +182,8 @@ class Countdown:
     def demonstrations(self, n: int, seed: int) -> Demonstrations:
         """`n` solved training tasks, as drawn, for supervised warm-up."""
         rows: list[tuple[NDArray[np.int64], int]] = []
-        trees = _sides()[False]
         for counter in range(n):
-            tree = trees[_pick("demonstration", seed, counter, len(trees))]
+            tree = _drawn("demonstration", seed, counter, held_out=False)
             prompt_P = encode_text(_prompt(tree))
             ids = np.concatenate([prompt_P, encode_text(tree.text), [END_ID]])
             rows.append((ids, prompt_P.size))
@@ -186,7 +198,7 @@ class Countdown:
 
     def held_out_draws(self, n: int, seed: int) -> list[Task]:
         """`n` held-out tasks as they are drawn: problems with many solutions come more often."""
-        return [self._draw("held-out", seed, counter, held_out=True) for counter in range(n)]
+        return [_task(_drawn("held-out", seed, counter, held_out=True)) for counter in range(n)]
 
     def distinct_held_out(self, n: int, seed: int) -> list[Task]:
         """`n` different held-out problems, each equally likely. Raises `ConfigError` when there are fewer."""
@@ -196,15 +208,11 @@ class Countdown:
         if n > len(first):
             raise ConfigError(f"{n} distinct held-out problems were asked for, there are {len(first)}")
         order = sorted(first, key=lambda task_id: hashlib.blake2b(f"{seed}:{task_id}".encode()).digest())
-        return [_task(first[task_id]) for task_id in order[:n]]
+        return [_task(_shuffled(first[task_id], "distinct", seed, int(task_id, 16))) for task_id in order[:n]]
 
     def problems(self, *, held_out: bool) -> frozenset[str]:
         """Ids of all problems of one side."""
         return frozenset(problem_id(tree.numbers, tree.target) for tree in _sides()[held_out])
-
-    def _draw(self, purpose: Literal["reset", "held-out"], seed: int, counter: int, held_out: bool) -> Task:
-        trees = _sides()[held_out]
-        return _task(trees[_pick(purpose, seed, counter, len(trees))])
 
     @staticmethod
     def _verdict(outcome: str) -> Verdict:

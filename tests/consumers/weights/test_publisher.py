@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from rollwire.streams.seams.store_memory import MemoryStore
 
 from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
@@ -21,6 +20,7 @@ from rollwire.schemas.errors import (
     WeightError,
 )
 from rollwire.schemas.records import WeightVersion
+from rollwire.streams.seams.store_memory import MemoryStore
 
 WAIT = 20.0
 

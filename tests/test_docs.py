@@ -1,0 +1,82 @@
+"""The documents say what is: links lead somewhere, commands and settings exist, examples run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollwire.ops.cli import COMMANDS
+from rollwire.schemas.catalogue import TOPICS
+from rollwire.schemas.ids import new_group_id, rollout_id
+from rollwire.schemas.records import Reward
+from rollwire.streams.emit import decode_record
+from rollwire.streams.seams.clock import ManualClock
+from rollwire.streams.seams.log import TopicPartition
+from rollwire.streams.seams.log_memory import MemoryLog
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _blocks(page: Path, language: str) -> Iterator[str]:
+    yield from re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_commands_exist(page: Path) -> None:
+    names = {command.name for command in COMMANDS}
+    used = re.findall(r"(?:^|`)rollwire ([a-z]+)", page.read_text(), flags=re.MULTILINE)
+    assert set(used) <= names, f"{page.name} names {set(used) - names}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    for name in re.findall(
+        r"`((?:schemas|kernels|streams|producers|consumers|ops|src|tests)/[\w./-]*)`", page.read_text()
+    ):
+        assert (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), f"{page.name} names {name}"
+
+
+def test_the_architecture_names_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for room in ("schemas", "kernels", "streams", "producers", "consumers", "ops"):
+        assert f"| `{room}/` |" in text
+
+
+def _function(page: Path, name: str) -> Callable[..., Any]:
+    for block in _blocks(page, "python"):
+        if f"def {name}(" in block:
+            scope: dict[str, Any] = {}
+            exec(compile(block, f"{page.name}:{name}", "exec"), scope)  # noqa: S102 - our own text
+            function: Callable[..., Any] = scope[name]
+            return function
+    pytest.fail(f"{page.name} has no example {name}")
+
+
+def test_the_reward_example_writes_a_reward_that_reads_back() -> None:
+    clock = ManualClock()
+    log = MemoryLog({name: spec.partitions for name, spec in TOPICS.items()}, clock)
+    group = new_group_id(clock.now_us(), 7)
+    _function(ROOT / "README.md", "publish")(log, rollout_id(group, 2), 1.0)
+    partitions = [TopicPartition("rewards", number) for number in range(TOPICS["rewards"].partitions)]
+    reader = log.reader()
+    reader.assign(dict.fromkeys(partitions, 0))
+    (record,) = reader.poll(10, 1.0)
+    event = decode_record(record)
+    assert isinstance(event, Reward)
+    assert (event.group_id, event.reward, event.verifier) == (group, 1.0, "my-checker")
+
+
+def test_the_subscriber_example_can_be_loaded() -> None:
+    assert callable(_function(ROOT / "README.md", "serve"))

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from cyclopts import App
 
-from rollwire.ops.logs import configure_logging
 from rollwire.schemas.errors import RollwireError
 
 
@@ -53,6 +52,7 @@ def build_app() -> App:
         name="rollwire",
         help="The event-sourced data plane for RL post-training of language models.",
         version=lambda: metadata.version("rollwire"),
+        help_format="plaintext",
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
@@ -83,5 +83,9 @@ def run(tokens: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script. Logs go to standard error: standard output is the command's answer."""
-    configure_logging()
-    sys.exit(run(sys.argv[1:]))
+    tokens = sys.argv[1:]
+    if tokens and not {"--help", "-h", "--version"} & set(tokens):  # these answer at once, and log nothing
+        from rollwire.ops.logs import configure_logging
+
+        configure_logging()
+    sys.exit(run(tokens))

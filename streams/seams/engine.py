@@ -44,9 +44,11 @@ class Engine(Protocol):
 
     def swap(self, version: int, state: State) -> None:
         """Serve `state` as `version` from the next step on. Running requests keep their KV cache."""
+        ...
 
     def abort(self) -> list[Sampled]:
         """Ends all running requests with what they have."""
+        ...
 
     @property
     def version(self) -> int: ...

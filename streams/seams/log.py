@@ -45,6 +45,7 @@ class Reader(Protocol):
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Replace the assignment. Positions are offsets; negative values are an error."""
+        ...
 
     def seek(self, partition: TopicPartition, offset: int) -> None: ...
 
@@ -59,9 +60,11 @@ class Reader(Protocol):
         Raises `OffsetLost` where a position is no longer in the log, `LogUnavailable` when the broker is away
         for longer than the adapter's patience.
         """
+        ...
 
     def positions(self) -> dict[TopicPartition, int]:
         """The next offset of each assigned partition."""
+        ...
 
     def close(self) -> None: ...
 
@@ -71,6 +74,7 @@ class Writer(Protocol):
 
     def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
         """Returns when all are durable (law 2); raises `LogUnavailable` at the deadline."""
+        ...
 
     def close(self) -> None: ...
 
@@ -93,6 +97,7 @@ class TransactionalWriter(Protocol):
     ) -> None:
         """Commits the records together with `offsets` (next to read) for consumer group `group`, and the offsets of
         further groups in `also`."""
+        ...
 
     def abort(self) -> None: ...
 
@@ -108,15 +113,18 @@ class Log(Protocol):
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
         """Initialised: when this returns, the previous owner of the id is fenced and its transaction finished."""
+        ...
 
     def partitions(self, topic: str) -> int: ...
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Committed offsets; a partition without one is absent."""
+        ...
 
     def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]: ...
 
     def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """The last stable offsets: everything below is decided and readable."""
+        ...
 
     def close(self) -> None: ...

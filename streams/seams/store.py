@@ -25,12 +25,15 @@ class ObjectStore(Protocol):
 
         Raises `ObjectConflict` where the key holds other content, `StoreUnavailable` when retries are used up.
         """
+        ...
 
     def get(self, key: str, *, sha256: str | None = None) -> bytes:
         """The whole object; `sha256` (hex) is verified. Raises `ObjectMissing`, `DeltaCorrupt` on a wrong digest."""
+        ...
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes [start, end)."""
+        ...
 
     def head(self, key: str) -> ObjectInfo | None: ...
 
@@ -40,3 +43,4 @@ class ObjectStore(Protocol):
 
     def probe(self) -> None:
         """Proves that conditions work; raises `StoreUnfit` with what to do where they do not."""
+        ...

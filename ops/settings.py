@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rollwire.consumers.evaluator import EvaluatorConfig
 from rollwire.consumers.trainer.config import TrainerConfig
@@ -60,6 +60,18 @@ class RunSettings(BaseModel):
     publisher: PublisherConfig = PublisherConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     monitor_port: int = Field(0, ge=0, le=65_535, description="port of the monitor's page; 0 = a free one")
+
+    @model_validator(mode="after")
+    def _agreed(self) -> RunSettings:
+        if self.pack.ranks != self.trainer.ranks:
+            raise ValueError(
+                f"pack.ranks is {self.pack.ranks} and trainer.ranks is {self.trainer.ranks}: set both to the same number"
+            )
+        if self.fleet.replica == self.evaluator.replica:
+            raise ValueError(
+                f"fleet.replica and evaluator.replica are both {self.fleet.replica!r}: name them apart"
+            )
+        return self
 
 
 def build_settings(values: Mapping[str, Any], *, where: str) -> RunSettings:

@@ -46,7 +46,7 @@ class PackConfig(BaseModel):
     ranks: int = Field(
         default=1, ge=1, description="data-parallel ranks; one partition of packed-batches each"
     )
-    groups_per_step: int = Field(default=32, ge=1, description="groups of one plan; a plan is never smaller")
+    groups_per_step: int = Field(default=48, ge=1, description="groups of one plan; a plan is never smaller")
     token_budget: int = Field(default=4096, ge=1, description="tokens of one microbatch, at most")
     max_lag_versions: int = Field(
         default=3,

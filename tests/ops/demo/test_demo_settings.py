@@ -94,3 +94,10 @@ def test_the_warm_start_depends_on_the_recipe_alone() -> None:
     assert (
         len({digest(), digest(seed=1), digest("warm_start.steps=10"), digest("policy.hidden_size=32")}) == 4
     )
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="same number"):
+        new_settings(DemoOptions(dir=Path(), overrides=("pack.ranks=2",)), "x")
+    with pytest.raises(ConfigError, match="name them apart"):
+        new_settings(DemoOptions(dir=Path(), overrides=("fleet.replica=evaluator-0",)), "x")

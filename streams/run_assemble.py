@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
-from rollwire.schemas.errors import SplitPair, TopicMismatch
+from rollwire.schemas.errors import LogUnavailable, SplitPair, TopicMismatch
 from rollwire.streams.assemble import CLOSED, JOINED, NAME, AssembleConfig, Assembler
 from rollwire.streams.runtime import Drive, RuntimeConfig, run_step
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -31,7 +32,9 @@ def run_assemble(
     """
     clock = clock or SystemClock()
     runtime = runtime or RuntimeConfig()
-    chosen = co_partitions(log, partitions)
+    chosen = _patiently(partial(co_partitions, log, partitions), runtime, stop)
+    if chosen is None:
+        return
     failed = threading.Event()
     until = _Either(stop, failed)
     with ThreadPoolExecutor(max_workers=len(chosen), thread_name_prefix=NAME) as pool:
@@ -66,6 +69,21 @@ def co_partitions(log: Log, partitions: Sequence[int] | None) -> list[int]:
             f"partitions {outside or 'none'} were asked for, the joined topics have 0 to {count - 1}"
         )
     return chosen
+
+
+def _patiently(
+    ask: Callable[[], list[int]], config: RuntimeConfig, stop: threading.Event
+) -> list[int] | None:
+    """Asks until the broker answers; None = stopped before. Raises the last `LogUnavailable` after the patience."""
+    deadline = time.monotonic() + config.patience_s
+    while not stop.is_set():
+        try:
+            return ask()
+        except LogUnavailable:
+            if time.monotonic() > deadline:
+                raise
+        stop.wait(config.backoff_s)
+    return None
 
 
 class _Either(threading.Event):

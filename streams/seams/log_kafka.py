@@ -44,6 +44,13 @@ _NO_LEADER: Final = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
     }
 )
+_NO_COORDINATOR: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
 
 
 class KafkaLog:
@@ -77,7 +84,6 @@ class KafkaLog:
             "logger": bridge(),
         }
         self._admin = AdminClient(self._common)
-        self._groups: dict[str, Consumer] = {}
 
     def reader(self) -> Reader:
         return _KafkaReader(self._consumer_config("reader"), self._prefix, self._patience_s)
@@ -119,8 +125,11 @@ class KafkaLog:
                     break
                 except KafkaException as failure:
                     # A transaction that is just being finished makes the answer unstable for a moment (KIP-447).
-                    if not failure.args[0].retriable() or time.monotonic() > deadline:
+                    error: KafkaError = failure.args[0]
+                    again = error.retriable() or error.code() in _NO_COORDINATOR
+                    if not again or time.monotonic() > deadline:
                         raise unavailable(f"asking for the offsets of group {group!r}", failure) from failure
+                    time.sleep(0.05)
         finally:
             consumer.close()
         for wire in answer:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as WirePartition
 
-from rollwire.schemas.errors import Fenced, LogError, LogUnavailable, Refused, TransactionUnknown
+from rollwire.schemas.errors import (
+    DeadlineExceeded,
+    Fenced,
+    LogError,
+    LogUnavailable,
+    Refused,
+    TransactionUnknown,
+)
 from rollwire.streams.seams.limits import check_size
 from rollwire.streams.seams.log import Outgoing, TopicPartition
 
@@ -65,7 +73,7 @@ class KafkaWriter:
 
     def close(self) -> None:
         self._producer.flush(10.0)
-        self._producer.purge()
+        self._producer.purge(blocking=False)
 
     def _fail(self, producer: Producer, error: KafkaError) -> NoReturn:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -98,7 +106,10 @@ class KafkaTransactionalWriter:
         self._failed: KafkaError | None = None
         self._producer: Producer | None = Producer(config)
         try:
-            self._producer.init_transactions(timeout_s)
+            bounded(partial(self._producer.init_transactions, timeout_s), timeout_s)
+        except DeadlineExceeded as failure:
+            self.close()
+            raise LogUnavailable(f"transactional id {self._id!r}, initialising: {failure}") from failure
         except KafkaException as failure:
             self.close()
             error: KafkaError = failure.args[0]
@@ -143,40 +154,53 @@ class KafkaTransactionalWriter:
         also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
     ) -> None:
         producer = self._in_transaction()
-        deadline = time.monotonic() + timeout_s
+        offsets_of = {name: moved for name, moved in {group: offsets, **(also or {})}.items() if moved}
         try:
-            for name, moved in {group: offsets, **(also or {})}.items():
-                if not moved:
-                    continue
-                producer.send_offsets_to_transaction(
-                    [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in moved.items()],
-                    # Read anew each time: metadata of an old generation would pass a zombie's offsets.
-                    self._group(name).consumer_group_metadata(),
-                    max(0.1, deadline - time.monotonic()),
-                )
-            # Never retried: a second EndTxn could end the next transaction (C36).
-            producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+            bounded(partial(self._commit, producer, offsets_of, timeout_s), timeout_s)
         except KafkaException as failure:
             self._settle(failure, "committing")
+        except DeadlineExceeded as failure:
+            self._lose(failure, "committing")
         self._open = False
 
     def abort(self) -> None:
         producer = self._in_transaction()
         try:
-            producer.abort_transaction(_ABORT_S)
+            bounded(partial(producer.abort_transaction, _ABORT_S), _ABORT_S)
         except KafkaException as failure:
             self._settle(failure, "aborting")
+        except DeadlineExceeded as failure:
+            self._lose(failure, "aborting")
         self._open = False
 
     def close(self) -> None:
         """Drops the producer without waiting. A transaction left open is ended by the next owner of the id."""
         self._dead = self._dead or "it was closed"
         if self._producer is not None:
-            self._producer.purge()
+            self._producer.purge(blocking=False)
             self._producer = None
-        for consumer in self._groups.values():
+        for consumer in list(self._groups.values()):
             consumer.close()
         self._groups.clear()
+
+    def _commit(
+        self, producer: Producer, offsets_of: Mapping[str, Mapping[TopicPartition, int]], timeout_s: float
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        for name, offsets in offsets_of.items():
+            producer.send_offsets_to_transaction(
+                [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in offsets.items()],
+                # Read anew each time: metadata of an old generation would pass a zombie's offsets.
+                self._group(name).consumer_group_metadata(),
+                max(0.1, deadline - time.monotonic()),
+            )
+        # Never retried: a second EndTxn could end the next transaction (C36).
+        producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+
+    def _lose(self, failure: DeadlineExceeded, doing: str) -> NoReturn:
+        text = f"transactional id {self._id!r}, {doing}: {failure}"
+        self._kill(text)
+        raise TransactionUnknown(f"{text}; the outcome is unknown, read the committed offsets") from failure
 
     def _report(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None and self._failed is None:
@@ -216,7 +240,9 @@ class KafkaTransactionalWriter:
             raise Fenced(f"{text}; another process took over, this one stops") from failure
         if error.txn_requires_abort() and doing != "aborting" and self._producer is not None:
             try:
-                self._producer.abort_transaction(_ABORT_S)
+                bounded(partial(self._producer.abort_transaction, _ABORT_S), _ABORT_S)
+            except DeadlineExceeded as second:
+                self._lose(second, "aborting")
             except KafkaException as second:
                 self._kill(text)
                 if second.args[0].code() in _FENCED:
@@ -230,6 +256,31 @@ class KafkaTransactionalWriter:
             raise LogUnavailable(f"{text}; the transaction is aborted, nothing of it is visible") from failure
         self._kill(text)
         raise TransactionUnknown(f"{text}; the outcome is unknown, read the committed offsets") from failure
+
+
+def bounded(call: Callable[[], None], timeout_s: float) -> None:
+    """Makes a call that may never return, and gives it up after its own time-out and a second. Raises what it raises.
+
+    After the death of a broker, librdkafka's transactional calls were seen to wait for a lost answer for ever, whatever
+    time-out they were given. The thread that is left behind keeps its producer; the next owner of the id fences it.
+    """
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=run, daemon=True, name="transaction")
+    thread.start()
+    thread.join(timeout_s + 1.0)
+    if not outcome:
+        raise DeadlineExceeded(f"the client did not come back after {timeout_s:g} s")
+    if outcome[0] is not None:
+        raise outcome[0]
 
 
 def produce(

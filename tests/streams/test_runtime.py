@@ -317,3 +317,21 @@ def test_a_failure_of_one_partition_stops_the_others() -> None:
         run_assemble(
             log, AssembleConfig(), prefix="t.", stop=threading.Event(), clock=SystemClock(), runtime=FAST
         )
+
+
+def test_a_broker_that_is_away_at_the_start_is_waited_for() -> None:
+    class Late(MemoryLog):
+        asked = 0
+
+        def partitions(self, topic: str) -> int:
+            self.asked += 1
+            if self.asked < 4:
+                raise LogUnavailable("no broker yet")
+            return super().partitions(topic)
+
+    log = Late({**JOIN, "rewards": 2})
+    with pytest.raises(TopicMismatch):
+        run_assemble(
+            log, AssembleConfig(), prefix="t.", stop=threading.Event(), clock=SystemClock(), runtime=FAST
+        )
+    assert log.asked > 4

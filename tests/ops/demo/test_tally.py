@@ -8,138 +8,69 @@ import pytest
 
 from rollwire.ops.demo.checks import checks, figures
 from rollwire.ops.demo.tally import RunFacts, Tally
-from rollwire.schemas.records import (
-    Claim,
-    Cut,
-    Evaluation,
-    FleetStatus,
-    GroupFate,
-    LagCount,
-    Mismatch,
-    Rollout,
-    Score,
-    Segment,
-    Span,
-    TrainStep,
-    WeightVersion,
-)
+from rollwire.schemas.golden import load_examples
+from rollwire.schemas.records import Event, FleetStatus, Rollout, Score, Span
 
-LINEAGE = "0199a000-0000-7000-8000-000000000000"
-CLAIM = Claim(key="k", size=1, sha256="00")
-MISMATCH = Mismatch(tokens=10, mean=0.1, p50=0.1, p99=0.2, max=0.3, k1=0.0, k3=0.0)
+LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"  # of the golden examples
 
 
-def version(number: int, **changes: Any) -> WeightVersion:
-    made = WeightVersion(
-        model="policy",
-        lineage=LINEAGE,
+def golden(topic: str, name: str, **changes: Any) -> Event:
+    """A golden example with some fields changed."""
+    event = next(example.event for example in load_examples(topic) if example.name == name)
+    return msgspec.structs.replace(event, **changes)
+
+
+def version(number: int) -> Event:
+    return golden(
+        "weight-versions",
+        "delta",
         version=number,
         kind="delta" if number else "anchor",
         base_version=number - 1 if number else None,
         step=number,
-        manifest=CLAIM,
-        anchor=None,
-        checkpoint=None,
         state_digest=f"digest-{number}",
         full_bytes=1_000,
         stored_bytes=150,
-        changed_elements=1,
-        total_elements=500,
-        published_us=1,
     )
-    return msgspec.structs.replace(made, **changes)
 
 
-def step(number: int, **changes: Any) -> TrainStep:
-    made = TrainStep(
-        model="policy",
-        lineage=LINEAGE,
+def step(number: int) -> Event:
+    return golden(
+        "train-steps",
+        "step",
         step=number,
-        base_version=number - 1,
         version=number,
-        loss=0.0,
-        grad_norm=1.0,
-        entropy=1.0,
-        learning_rate=2e-4,
-        reward_mean=0.5,
-        sequences=8,
+        base_version=number - 1,
         tokens=100,
-        trained_tokens=50,
-        groups=1,
         max_lag=1,
-        lag_histogram=(LagCount(lag=1, tokens=50),),
-        mismatch=MISMATCH,
-        mismatch_same_version=None,
         mismatch_no_replay=None,
         routes_differing=None,
-        ratio_truncated=0.0,
-        tokens_per_s=100.0,
-        duration_ms=1.0,
-        consumed=(),
-        plan_digest="p",
-        state_digest=f"digest-{number}",
-        settings={},
         finished_us=1_000_000 * number,
     )
-    return msgspec.structs.replace(made, **changes)
 
 
-def rollout(index: int, *spans: tuple[int, int, int], task_id: str = "seen") -> Rollout:
-    return Rollout(
-        rollout_id=f"g.{index}",
-        group_id="g",
-        index=index,
-        group_size=8,
-        model="policy",
-        lineage=LINEAGE,
-        environment="countdown",
-        task_id=task_id,
-        task="{}",
-        token_ids=b"\0\0\0",
-        token_dtype="u1",
-        segments=(Segment(kind="prompt", start=0, end=1), Segment(kind="sampled", start=1, end=3)),
-        loss_mask=b"\0\1\1",
-        logprobs=b"\0" * 8,
+def rollout(*spans: tuple[int, int, int], task_id: str = "seen") -> Rollout:
+    event = golden(
+        "rollouts",
+        "two-versions",
         spans=tuple(Span(version=v, start=a, end=b) for v, a, b in spans),
-        finish_reason="stop",
-        temperature=1.0,
-        top_k_experts=2,
-        fleet="fleet",
-        replica="fleet-0",
-        seed=0,
-        started_us=1,
-        finished_us=2,
+        task_id=task_id,
     )
+    assert isinstance(event, Rollout)
+    return event
 
 
-def evaluation(suite: str, number: int, accuracy: float) -> Evaluation:
-    return Evaluation(
-        model="policy",
-        lineage=LINEAGE,
-        suite=suite,
-        version=number,
-        scores=(Score(name="accuracy", value=accuracy),),
-        tasks=512,
-        samples_per_task=4,
-        replica="evaluator-0",
-        at_us=1,
-    )
+def evaluation(suite: str, number: int, accuracy: float) -> Event:
+    scores = (Score(name="accuracy", value=accuracy),)
+    return golden("evaluations", "held-out", suite=suite, version=number, scores=scores)
 
 
 def served(replica: str, number: int, digest: str | None = None) -> FleetStatus:
-    return FleetStatus(
-        fleet="fleet",
-        replica=replica,
-        state="swapped",
-        version=number,
-        wanted_version=number,
-        state_digest=digest or f"digest-{number}",
-        stage_ms=1.0,
-        pause_ms=2.0,
-        reason="",
-        open_rollouts=0,
-        at_us=number,
+    event = golden(
+        "fleet-status", "swapped", replica=replica, version=number, state_digest=digest or f"digest-{number}"
     )
+    assert isinstance(event, FleetStatus)
+    return event
 
 
 def whole_run(steps: int = 250) -> Tally:
@@ -154,25 +85,9 @@ def whole_run(steps: int = 250) -> Tally:
         tally.add(evaluation(f"{suite}.quick", steps, 0.99))
     for replica in ("fleet-0", "evaluator-0"):
         tally.add(served(replica, steps))
-    tally.add(rollout(0, (0, 0, 1), (1, 1, 2)))
-    tally.add(rollout(1, (1, 0, 2)))
-    tally.add(
-        GroupFate(
-            group_id="g",
-            fate="kept",
-            reason="trained",
-            detail="",
-            decided_by="pack",
-            fleet="fleet",
-            replica="fleet-0",
-            members=(),
-            reward_mean=0.5,
-            group_size=8,
-            for_version=1,
-            oldest_version=0,
-            cut=Cut(inputs=(), clock_us=1),
-        )
-    )
+    tally.add(rollout((0, 0, 1), (1, 1, 2)))
+    tally.add(rollout((1, 0, 2)))
+    tally.add(golden("group-fates", "trained"))
     return tally
 
 
@@ -223,7 +138,7 @@ def test_a_hole_a_repeat_and_a_replica_left_behind_are_seen() -> None:
 
 def test_training_on_a_held_out_task_is_seen() -> None:
     tally = whole_run()
-    tally.add(rollout(2, (1, 0, 2), task_id="held"))
+    tally.add(rollout((1, 0, 2), task_id="held"))
     assert broken(tally.facts("countdown")) == {"held out"}
 
 

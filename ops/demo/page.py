@@ -29,6 +29,7 @@ class Frame:
     max_lag: int
     elapsed_s: float
     left_s: float | None  # None = not known yet
+    url: str | None  # where the monitor serves the page as JSON; None = not known yet
     said: tuple[str, ...]
 
 
@@ -137,6 +138,7 @@ def _flow(page: Page, frame: Frame) -> Table:
     table.add_row("events/s", f"{sum(rates.values()):,.0f}   {hot}" if rates else "–")
     letters = ", ".join(f"{d.events} {d.reason} on {d.topic}" for d in page.dead_letters)
     table.add_row("dead letters", letters or "none")
+    table.add_row("this page as JSON", frame.url or "–")
     return table
 
 

@@ -51,13 +51,15 @@ class _View:
         self._phase = ""
         self._said: list[str] = []
         self._cache: Cache | None = None
-        self._key = ""
+        self._key = self._url_key = ""
+        self._url: str | None = None
         self._page = Page()
         self._pace: tuple[int, float] | None = None  # step and time at which training was first seen
 
     def attach(self, stack: StackInfo, prefix: str) -> None:
         self._cache = RedisCache(stack.redis_url)
-        self._key = MonitorConfig(prefix=prefix).page_key
+        monitor = MonitorConfig(prefix=prefix)
+        self._key, self._url_key = monitor.page_key, monitor.url_key
         self._phase = "waiting for the first step"
 
     def close(self) -> None:
@@ -86,12 +88,15 @@ class _View:
             max_lag=self._settings.pack.max_lag_versions,
             elapsed_s=now - self._began,
             left_s=left,
+            url=self._url,
             said=tuple(self._said),
         )
 
     def _read_page(self) -> Page:
         """The monitor's newest page; the last one known where Redis or the monitor is away (law 1: it may be lost)."""
         if self._cache is not None:
+            if self._url is None and (url := self._cache.get(self._url_key)):
+                self._url = url.decode()
             data = self._cache.get(self._key)
             if data:
                 try:

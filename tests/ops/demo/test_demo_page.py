@@ -16,6 +16,7 @@ FRAME = Frame(
     max_lag=3,
     elapsed_s=75.0,
     left_s=130.0,
+    url="http://127.0.0.1:6066/page",
     said=("pack ended with signal SIGKILL and was started again",),
 )
 
@@ -86,6 +87,7 @@ def test_everything_that_was_promised_is_on_the_page() -> None:
         "960 kept (trained)",
         "14.2 % of 0.67 MB",
         "1.5 ms",
+        "http://127.0.0.1:6066/page",
         "1,490   rollouts 750, rewards 740",
         "pack ended with signal SIGKILL",
     ):

@@ -65,6 +65,7 @@ class RankWorker:
         self._model = model
         self._lineage = lineage
         self._rank = rank
+        self._clock = clock
         self._all_reduce = all_reduce
         self._partition = TopicPartition(BATCHES, rank)
         self._reader = log.reader()
@@ -84,31 +85,15 @@ class RankWorker:
         self.weights.clear()
 
     def read(self, timeout_s: float) -> Head | None:
-        """The next plan, checked; `None` when it is not there yet. Raises `PlanViolation`, `OffsetLost`."""
-        if not self._waiting:
-            self._waiting.extend(self._reader.poll(8, timeout_s))
-        while self._waiting:
-            record = self._waiting.popleft()
-            try:
-                batch = decode_record(record)
-            except Refused as refusal:
-                raise PlanViolation(
-                    f"{BATCHES}[{self._rank}] at {record.offset} was refused: {refusal}"
-                ) from refusal
-            if not isinstance(batch, PackedBatch):
-                raise PlanViolation(
-                    f"{BATCHES}[{self._rank}] at {record.offset} holds a {type(batch).__name__}"
-                )
-            if self._passes_by(batch):
-                continue
-            step = self._version + 1
-            self._arrays = check_plan(
-                batch,
-                Expected(self._model, self._lineage, step, self._version, self._rank, self._config.ranks),
-            )
-            self.plan = batch
-            return Head(digest=batch.plan_digest, end=record.offset + 1)
-        return None
+        """The next plan, checked; `None` when it is not there after `timeout_s`. Raises `PlanViolation`, `OffsetLost`."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while (head := self._next()) is None:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                return None
+            # May end early with nothing: a position that moved past the end of pack's transaction is news to a reader.
+            self._waiting.extend(self._reader.poll(8, left_s))
+        return head
 
     def compute(self) -> Figures:
         """This rank's gradient of the plan just read, and what it measured."""
@@ -141,6 +126,31 @@ class RankWorker:
     def close(self) -> None:
         self._traces.close()
         self._reader.close()
+
+    def _next(self) -> Head | None:
+        """The first of the records at hand that is a plan for us."""
+        while self._waiting:
+            record = self._waiting.popleft()
+            try:
+                batch = decode_record(record)
+            except Refused as refusal:
+                raise PlanViolation(
+                    f"{BATCHES}[{self._rank}] at {record.offset} was refused: {refusal}"
+                ) from refusal
+            if not isinstance(batch, PackedBatch):
+                raise PlanViolation(
+                    f"{BATCHES}[{self._rank}] at {record.offset} holds a {type(batch).__name__}"
+                )
+            if self._passes_by(batch):
+                continue
+            step = self._version + 1
+            self._arrays = check_plan(
+                batch,
+                Expected(self._model, self._lineage, step, self._version, self._rank, self._config.ranks),
+            )
+            self.plan = batch
+            return Head(digest=batch.plan_digest, end=record.offset + 1)
+        return None
 
     def _passes_by(self, batch: PackedBatch) -> bool:
         """Not a filter of plans: before its first step a new lineage walks past the plans of older ones, and a

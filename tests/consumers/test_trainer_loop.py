@@ -13,6 +13,7 @@ import pytest
 from rollwire.consumers.trainer.checkpoint import load_checkpoint, parameter_layout
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import History, read_history
+from rollwire.consumers.trainer.rank import RankWorker
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, connect_rehearsal, write_plans
 from rollwire.consumers.trainer.run import run_trainer
 from rollwire.consumers.weights.reader import load_version, plan_path
@@ -356,6 +357,23 @@ def test_repeated_plans_are_dropped_and_an_older_lineage_is_passed_by() -> None:
     train(outcome)
     # Traces stand elsewhere than in the reference, the sequences are the same: so are the bits.
     check_exactly_once(outcome)
+
+
+def test_a_read_goes_on_behind_a_poll_that_brought_nothing() -> None:
+    """As at the end of a transaction: the plan is in the log, so a rank that is told to read it has to find it."""
+    log = MemoryLog(TOPICS)
+    write_plans(log, SPEC._replace(lineage=LINEAGE[:-2] + "bb"), range(1, 20))  # more than one poll takes
+    write_plans(log, SPEC, range(1, 2))
+    worker = RankWorker(
+        log, MemoryStore(), POLICY, CONFIG, model="policy", lineage=LINEAGE, rank=0, clock=SystemClock(),
+        all_reduce=lambda vector: None,
+    )  # fmt: skip
+    worker.start(0, 0, None)
+    head = worker.read(10.0)
+    assert head is not None
+    assert head.end == 20
+    assert worker.read(0.05) is None
+    worker.close()
 
 
 def test_without_versions_and_initial_weights_there_is_nothing_to_train() -> None:

@@ -58,7 +58,7 @@ def run_pack(
         session: _Session | None = None
         try:
             with (
-                closing(log.transactional_writer(f"{prefix}pack")) as writer,
+                closing(log.transactional_writer(f"{prefix}pack", _TRANSACTION_S)) as writer,
                 closing(log.reader()) as reader,
             ):
                 session = _Session(log, writer, reader, config, f"{prefix}pack", model, lineage, clock)

@@ -65,8 +65,10 @@ def start_time(pid: int) -> str | None:
         except (FileNotFoundError, ProcessLookupError):
             return None
         fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+        # The first thread of a killed JVM is a zombie while the others still hold its ports.
+        ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
         # Ticks since boot: unlike a wall-clock time, it does not move when the clock is set.
-        return None if fields[0] in {"Z", "X"} else fields[19]
+        return None if ended else fields[19]
     found = _ps(pid, "state=,lstart=")
     if found is None or found.startswith("Z"):
         return None

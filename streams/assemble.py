@@ -4,7 +4,8 @@ A group is opened by the first event that names it and closed once: when it is w
 is the group's opening time (its id is a UUIDv7) plus `group_deadline_s`, and an event counts if its *record's* time is not
 later. So what belongs to a group depends on the log alone, not on who reads it when, in which order, or how often: a
 worker that was away for an hour closes the groups of that hour as one that was there would have. A deadline strikes when
-every input was read past it.
+every input was read past it. An event that is later than the deadline is refused, but opens its group all the same: a
+group of which nothing came in time (the broker was away, say) gets its fate too, and its slot goes back.
 
 State is not written elsewhere. The committed offset stays at the oldest open group; `groups-closed` names those that were
 closed above it; the read position (see `Step`) tells which refusals were written already.
@@ -97,7 +98,7 @@ class Assembler:
         self._open: dict[str, OpenGroup] = {}
         self._closed: set[str] = set()
         self._due: list[tuple[int, str]] = []  # heap: (when the deadline strikes, group)
-        self._forget: list[tuple[int, str]] = []  # heap: (opened + horizon, closed group)
+        self._forget: list[tuple[int, str]] = []  # heap: (when it may be forgotten, closed group)
         self._next = dict.fromkeys(self.inputs, 0)
         self._decided = dict.fromkeys(self.inputs, 0)  # the read marks that were committed before this start
         self._frontier_us = dict.fromkeys(self.inputs, 0)  # every record up to this time was read
@@ -178,8 +179,12 @@ class Assembler:
             group_id = group_of(event)
             if again and group_id in self._closed:
                 return  # part of a decision that was written before
-            group = self._group(group_id, record_us)
+            found = self._group(group_id, record_us)
             self._enter(partition, record.offset, group_id)
+            if record_us > found.deadline_us:
+                # It does not count, but its group gets a fate by it: a slot waits for one.
+                raise Refused("late", self._late((record_us - found.deadline_us + self._deadline_us) / 1e6))
+            group = found
             self._add(group, record, event, clock_us, outputs)
         except Refused as refused:
             if not self._written(record, group, event):
@@ -213,14 +218,11 @@ class Assembler:
         return group.judged_by(event) < self._decided[self.inputs[0]]
 
     def _group(self, group_id: str, record_us: int) -> OpenGroup:
-        """The open group of an event that counts. Raises `Refused`: late, or from a clock that is wrong."""
+        """The open group of an event. Raises `Refused`: too late for a look-up, or from a clock that is wrong."""
         opened = opened_us(group_id)
         late_us = record_us - opened
-        if late_us > self._deadline_us:
-            raise Refused(
-                "late",
-                f"{late_us / 1e6:.1f} s after its group was opened, {self._config.group_deadline_s:g} s count",
-            )
+        if late_us > self._horizon_us:
+            raise Refused("late", self._late(late_us / 1e6))
         if group_id in self._closed:
             raise Refused("late", "its group is closed")
         if late_us < -self._ahead_us:
@@ -232,6 +234,9 @@ class Assembler:
             group = self._open[group_id] = OpenGroup(group_id, opened + self._deadline_us)
             heapq.heappush(self._due, (group.deadline_us + self._grace_us, group_id))
         return group
+
+    def _late(self, seconds: float) -> str:
+        return f"{seconds:.1f} s after its group was opened, {self._config.group_deadline_s:g} s count"
 
     def _enter(self, partition: TopicPartition, offset: int, group_id: str) -> None:
         if (partition, group_id) not in self._entered:
@@ -277,7 +282,9 @@ class Assembler:
     def _remember(self, group_id: str) -> None:
         if group_id not in self._closed:
             self._closed.add(group_id)
-            heapq.heappush(self._forget, (opened_us(group_id) + self._horizon_us, group_id))
+            # Not before the last event that is looked up: clocks differ, and record times are cut to milliseconds.
+            forget_us = opened_us(group_id) + self._horizon_us + self._grace_us + 1_000
+            heapq.heappush(self._forget, (forget_us, group_id))
 
     def _cut(self, clock_us: int) -> Cut:
         return Cut(inputs=tuple(_positions(self._next.items())), clock_us=clock_us)

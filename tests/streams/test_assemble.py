@@ -313,6 +313,36 @@ def test_events_long_after_their_group_was_opened_are_late(bench: Bench) -> None
     assert bench.step.open_groups == bench.step.closed_groups == 0
 
 
+def test_a_group_of_which_nothing_came_in_time_gets_one_fate(bench: Bench) -> None:
+    """C06: after an outage that was longer than the deadline the fleet's slots come back."""
+    bench.now_us += 90 * SECOND_US
+    bench.put(synthetic.rollout(G, 0, 2, at_us=NOW_US))
+    assert letter_of(bench.taken()).reason == "late"
+    assert bench.step.committable()[bench.step.inputs[0]] == 0  # a restart has to meet it again
+    bench.wait(0.001)
+    said = bench.taken()
+    fate = fate_of(said)
+    assert (fate.group_id, fate.fate, fate.reason, fate.members) == (G, "dropped", "incomplete", ())
+    assert one(said, r.GroupClosed)
+    bench.put(synthetic.rollout(G, 1, 2, at_us=NOW_US))
+    assert letter_of(bench.taken()).reason == "late"
+    bench.wait(60)
+    assert bench.taken() == []
+    assert bench.step.committable() == bench.step.read()
+
+
+def test_a_restart_before_the_fate_of_a_late_group_writes_it_once(bench: Bench) -> None:
+    bench.now_us += 90 * SECOND_US
+    bench.put(synthetic.rollout(G, 0, 2, at_us=NOW_US))
+    again = Bench()
+    again.step.start(bench.step.committable(), bench.step.read())
+    again.now_us = bench.now_us
+    again.put(synthetic.rollout(G, 0, 2, at_us=NOW_US))
+    assert again.taken() == []  # its dead letter was written
+    again.wait(0.001)
+    assert fate_of(again.taken()).reason == "incomplete"
+
+
 def test_a_group_from_the_future_is_refused(bench: Bench) -> None:
     far = synthetic.group_id(NOW_US + 3_600 * SECOND_US, 1)
     bench.put(synthetic.rollout(far, 0, 2, at_us=NOW_US))

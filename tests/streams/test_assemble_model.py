@@ -26,7 +26,7 @@ from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
 
 CONFIG = AssembleConfig(group_deadline_s=10, late_horizon_s=40, grace_s=1)
-TOPICS = dict.fromkeys(
+TOPICS: dict[str, int] = dict.fromkeys(
     ("rollouts", "rewards", "routing-traces", "groups", "group-fates", "groups-closed", "dead-letters"), 1
 )
 SIZES = (1, 2, 3)

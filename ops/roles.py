@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollwire.ops.demo.supervisor import PARENT
 from rollwire.ops.logs import configure_logging
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
@@ -162,11 +163,12 @@ def run_trainer_role(run: Run) -> None:
     from rollwire.ops.warm import load_warm_start
 
     settings = run.settings
-    log = run.log("trainer")
+    log, store = run.log("trainer"), run.store()
+    store.probe()
     try:
         run_trainer(
             log,
-            run.store(),
+            store,
             settings.policy,
             settings.trainer,
             publisher_config=settings.publisher,
@@ -259,15 +261,16 @@ def run_role(name: str, folder: Path, stack_dir: Path) -> None:
 
 
 def _stop_with_parent(stop: threading.Event) -> None:
-    """A role must not outlive a demo that was killed: it would hold its transactional id and confuse the next one."""
-    parent = os.getppid()
+    """A role that a demo started must not outlive it: it would hold its transactional id and confuse the next one."""
+    parent = os.environ.get(PARENT)
+    if parent is None:
+        return
     poll = threading.Event()
 
     def watch() -> None:
-        while not poll.wait(1.0):
-            if os.getppid() != parent:
-                stop.set()
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+        while os.getppid() == int(parent):
+            poll.wait(1.0)
+        stop.set()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

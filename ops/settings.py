@@ -71,6 +71,11 @@ class RunSettings(BaseModel):
             raise ValueError(
                 f"fleet.replica and evaluator.replica are both {self.fleet.replica!r}: name them apart"
             )
+        if self.fleet.max_open_groups < self.pack.groups_per_step:
+            raise ValueError(
+                f"fleet.max_open_groups is {self.fleet.max_open_groups}, below pack.groups_per_step "
+                f"{self.pack.groups_per_step}: no plan would ever be full"
+            )
         return self
 
 
@@ -83,8 +88,11 @@ def build_settings(values: Mapping[str, Any], *, where: str) -> RunSettings:
 
 
 def save_settings(folder: Path, settings: RunSettings) -> None:
+    """Whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RUN_FILE).write_text(settings.model_dump_json(indent=2) + "\n")
+    partial = folder / f"{RUN_FILE}.partial"
+    partial.write_text(settings.model_dump_json(indent=2) + "\n")
+    partial.replace(folder / RUN_FILE)
 
 
 def load_settings(folder: Path) -> RunSettings:

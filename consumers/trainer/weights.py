@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -17,7 +18,9 @@ from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.model import Policy
 from rollwire.kernels.policy.states import flat_state, state_flat
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import PlanViolation, StateMismatch
+from rollwire.schemas.errors import StateMismatch
+
+logger = structlog.get_logger()
 
 
 class Snapshot(NamedTuple):
@@ -65,13 +68,15 @@ class TrainedWeights:
     def update(self, step: int) -> float:
         """Clips the gradient that `gradient_N` holds, applies AdamW, clears it; returns the norm before clipping.
 
-        Raises `PlanViolation` where the gradient is not finite: nothing is skipped in silence, no NaN turned to 0.
+        A gradient that is not finite skips the step: weights and moments stay, and the version it publishes is an empty
+        delta. A replay of the same plan meets the same gradient, so to halt here would be to halt for good; the norm
+        in `train-steps` tells.
         """
         norm = torch.linalg.vector_norm(self.gradient_N)
         if not bool(torch.isfinite(norm)):
-            raise PlanViolation(
-                f"the gradient of step {step} is not finite (norm {float(norm)}); weights are untouched"
-            )
+            logger.warning("trainer.skipped", step=step, grad_norm=float(norm))
+            self.clear()
+            return float(norm)
         # The factor of torch.nn.utils.clip_grad_norm_, without its epsilon: below the bound the bits stay.
         if float(norm) > self._config.clip_norm:
             self.gradient_N.mul_(self._config.clip_norm / norm)

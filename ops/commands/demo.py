@@ -12,7 +12,9 @@ from cyclopts import Parameter
 def demo(
     *,
     steps: Annotated[int | None, Parameter(help="optimiser steps in all; 250 if not given")] = None,
-    seed: Annotated[int, Parameter(help="of the initial weights, the tasks and the samples")] = 0,
+    seed: Annotated[
+        int | None, Parameter(help="of the initial weights, the tasks and the samples; 0 if not given")
+    ] = None,
     control: Annotated[
         bool, Parameter(negative="", help="shuffle the advantages: a run that must not learn")
     ] = False,

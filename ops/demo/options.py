@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwire.ops.settings import RunSettings, build_settings, with_overrides
+from rollwire.schemas.errors import ConfigError
 
 DEFAULT_STEPS = 250
 
@@ -16,7 +17,7 @@ DEFAULT_STEPS = 250
 class DemoOptions:
     dir: Path
     steps: int | None = None  # None = the default, or what the run that is continued was set to
-    seed: int = 0
+    seed: int | None = None  # None = 0
     control: bool = False
     resume: bool = False
     max_lag: int | None = None
@@ -32,13 +33,14 @@ class DemoOptions:
 
 def new_settings(options: DemoOptions, name: str) -> RunSettings:
     """Settings of a new run called `name`. Raises `ConfigError` for a setting that does not exist."""
-    steps = options.steps or DEFAULT_STEPS
+    steps = DEFAULT_STEPS if options.steps is None else options.steps
+    seed = 0 if options.seed is None else options.seed
     values: dict[str, Any] = {
         "prefix": f"rollwire.{name}.",
-        "seed": options.seed,
+        "seed": seed,
         "steps": steps,
-        "fleet": {"seed": options.seed},
-        "trainer": {"seed": options.seed},
+        "fleet": {"seed": seed},
+        "trainer": {"seed": seed},
     }
     if options.control:
         values["trainer"]["control"] = True
@@ -56,3 +58,17 @@ def with_final(settings: RunSettings, steps: int) -> RunSettings:
     values["steps"] = steps
     values["evaluator"]["final_version"] = steps
     return build_settings(values, where="the run's settings")
+
+
+def refuse_fixed(options: DemoOptions) -> None:
+    """Raises `ConfigError` for what a run that is continued has fixed already: its bits follow from it."""
+    given = {
+        "--seed": options.seed is not None,
+        "--control": options.control,
+        "--max-lag": options.max_lag is not None,
+        "--no-ratio": options.no_ratio,
+        "--set": bool(options.overrides),
+    }
+    fixed = [name for name, is_given in given.items() if is_given]
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)} cannot be changed by --continue: begin a new run with it")

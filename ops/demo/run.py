@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from rollwire.consumers.ledger import Ledger, count_ledger
 from rollwire.ops.demo.checks import Check, checks, figures
 from rollwire.ops.demo.curves import draw_curves
 from rollwire.ops.demo.folders import latest_run, new_run
-from rollwire.ops.demo.options import DemoOptions, new_settings, with_final
+from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
 from rollwire.ops.demo.supervisor import Supervisor, rollwire_command, tail
 from rollwire.ops.demo.tally import RunFacts, Tally
 from rollwire.ops.demo.view import View, open_view
@@ -27,13 +31,15 @@ from rollwire.ops.stack.processes import is_alive
 from rollwire.ops.topics import apply_topics
 from rollwire.ops.warm import has_warm_start
 from rollwire.producers.environments.countdown import Countdown
-from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
+from rollwire.schemas.errors import ConfigError, DeadlineExceeded, EnvironmentMissing, Refused, StackError
+from rollwire.schemas.records import Event, TrainStep
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.scan import scan
 
-# The fleet is not among them: it starts when the evaluator holds version 0, which would else be gone unmeasured.
+# The fleet is not among them: it starts when version 0 is measured, which would else be gone.
 FIRST_ROLES = ("trainer", "evaluator", "monitor", "verifier", "pack", "assemble")
+ENDING_ROLES = frozenset({"warm-start", "trainer", "evaluator"})
 STALL_S = 120.0  # no new step, evaluation or swap for so long: something is broken
 WARM_START_S = 600.0
 TALLY_TOPICS = ("train-steps", "weight-versions", "evaluations", "fleet-status", "group-fates", "rollouts")
@@ -58,7 +64,12 @@ def run_demo(options: DemoOptions) -> Outcome:
     """Runs the demo to its end. Ctrl-C ends all processes within 10 s and raises `KeyboardInterrupt` on."""
     began = time.monotonic()
     folder, settings = _run_of(options)
-    supervisor = Supervisor(folder / "logs", (*rollwire_command(), "run"))
+    with _locked(folder), _interruptible():
+        return _run(options, folder, settings, began)
+
+
+def _run(options: DemoOptions, folder: Path, settings: RunSettings, began: float) -> Outcome:
+    supervisor = Supervisor(folder / "logs", (*rollwire_command(), "run"), ENDING_ROLES)
     arguments = ("--run", str(folder), "--dir", str(options.dir))
     with open_view(plain=options.plain, settings=settings, began=began) as view, _children(supervisor, view):
         if not has_warm_start(settings):
@@ -68,11 +79,13 @@ def run_demo(options: DemoOptions) -> Outcome:
         with _stack(options.dir, view) as stack, _children(supervisor, view):
             apply_topics(stack.bootstrap, settings.prefix)
             open_store(stack, settings.bucket).probe()
-            _wait_for_warm_start(supervisor, settings, folder, view)
-            for role in FIRST_ROLES:
-                supervisor.start(role, *arguments)
             log = KafkaLog(stack.bootstrap, prefix=settings.prefix, client_id="demo")
             try:
+                _check_steps(log, settings)
+                save_settings(folder, settings)
+                _wait_for_warm_start(supervisor, settings, folder, view)
+                for role in FIRST_ROLES:
+                    supervisor.start(role, *arguments)
                 _watch(supervisor, settings, stack, log, view, arguments)
                 view.phase("stopping the processes")
                 killed = supervisor.stop(("fleet",)) + supervisor.stop()
@@ -95,7 +108,8 @@ def _stack(folder: Path, view: View) -> Iterator[StackInfo]:
     finally:
         if not was_running:
             view.phase("stopping Kafka, S3 and Redis")
-            down(folder)
+            with _undisturbed():
+                down(folder)
 
 
 def _run_of(options: DemoOptions) -> tuple[Path, RunSettings]:
@@ -103,13 +117,73 @@ def _run_of(options: DemoOptions) -> tuple[Path, RunSettings]:
     if options.resume:
         folder = latest_run(options.dir)
         settings = load_settings(folder)
-        settings = with_final(settings, options.steps or settings.steps)
+        settings = with_final(settings, settings.steps if options.steps is None else options.steps)
+        refuse_fixed(options)
     else:
         new_settings(options, "check")  # a wrong setting is refused before a folder is made
         folder = new_run(options.dir, options.kind)
         settings = new_settings(options, f"run-{folder.name[:4]}")
-    save_settings(folder, settings)
+        save_settings(folder, settings)
     return folder, settings
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One demo a run: two would fence each other's processes back and forth. Raises `StackError`."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StackError(f"another demo runs {folder}: end it first, or begin a new one") from None
+        yield
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a demo as Ctrl-C does: in order, with nothing left running."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not break off the clean-up, which ends by its own deadlines."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_steps(log: KafkaLog, settings: RunSettings) -> None:
+    """Raises `ConfigError` where the run is already past the steps that are asked for."""
+    taken = [
+        e.step
+        for e in _events(log, ("train-steps",))
+        if isinstance(e, TrainStep) and e.lineage == settings.lineage
+    ]
+    if max(taken, default=0) > settings.steps:
+        raise ConfigError(
+            f"the run has taken {max(taken)} steps already: go on with --steps {max(taken) + 1} or more"
+        )
+
+
+def _events(log: KafkaLog, topics: Sequence[str]) -> Iterator[Event]:
+    """All events of some topics. What does not decode is passed over: it has its dead letter, and the ledger counts it."""
+    for record in scan(log, topics):
+        try:
+            yield decode_record(record)
+        except Refused:
+            continue
 
 
 @contextmanager
@@ -118,7 +192,8 @@ def _children(supervisor: Supervisor, view: View) -> Iterator[None]:
     try:
         yield
     finally:
-        killed = supervisor.stop()
+        with _undisturbed():
+            killed = supervisor.stop()
         if killed:
             view.say(f"did not stop within 10 s and had to be killed: {', '.join(killed)}")
 
@@ -161,7 +236,7 @@ def _watch(
                 view.say(line)
             watch.poll()
             view.show(watch)
-            if "fleet" not in supervisor.children and settings.evaluator.replica in watch.served:
+            if "fleet" not in supervisor.children and watch.measured(0):
                 supervisor.start("fleet", *arguments)
             if watch.complete() and supervisor.finished("trainer") and supervisor.finished("evaluator"):
                 return
@@ -180,12 +255,13 @@ def _watch(
 def _judge(
     options: DemoOptions, folder: Path, settings: RunSettings, log: KafkaLog, began: float, view: View
 ) -> Outcome:
-    environment = Countdown()
-    tally = Tally(lineage=settings.lineage, held_out_ids=environment.problems(held_out=True))
-    for record in scan(log, TALLY_TOPICS):
-        tally.add(decode_record(record))
+    environment, control = Countdown(), settings.trainer.control
+    tally = Tally(
+        held_out_ids=environment.problems(held_out=True), lineage=settings.lineage, fleet=settings.fleet.fleet
+    )
+    for event in _events(log, TALLY_TOPICS):
+        tally.add(event)
     facts = tally.facts(settings.environment)
-    view.phase("adding up the ledger")
     ledger = count_ledger(log, settings.prefix)
     picture = folder / "curves.png"
     draw_curves(tally, settings.environment, picture, _title(settings))
@@ -196,9 +272,9 @@ def _judge(
         max_lag=settings.pack.max_lag_versions,
         ledger_gap=ledger.gap,
         wall_s=wall_s,
-        control=options.control,
+        control=control,
     )
-    results = figures(facts, ledger_gap=ledger.gap, wall_s=wall_s, control=options.control)
+    results = figures(facts, ledger_gap=ledger.gap, wall_s=wall_s, control=control)
     for path in filter(None, (folder / "demo.json", options.json_file)):
         write_figures(
             path, f"rollwire demo --seed {settings.seed}{' --control' if options.control else ''}", results

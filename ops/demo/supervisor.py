@@ -15,6 +15,7 @@ from rollwire.schemas.errors import RollwireError
 
 STOP_S = 11.0  # law 8 gives a process 10 s; what has not ended a moment later is killed
 MAX_RESTARTS = 3
+PARENT = "ROLLWIRE_PARENT"  # pid of who started a process, which is to end with it
 WRONG_USE = 2  # something is set wrong or missing: another start would end the same
 
 
@@ -34,10 +35,14 @@ class Child:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Owns the processes of one run. `command(role, arguments)` is run for each; its output goes to `<logs>/<role>.log`."""
+    """Owns the processes of one run: `<base> <role> <arguments>` each, with its output in `<logs>/<role>.log`.
+
+    A role of `ending` is finished when it exits with 0; any other is to run until it is stopped, and is started again.
+    """
 
     logs: Path
     base: tuple[str, ...]
+    ending: frozenset[str]
     stop_s: float = STOP_S
     children: dict[str, Child] = field(default_factory=dict)
 
@@ -67,7 +72,7 @@ class Supervisor:
             code = child.process.poll()
             if code is None or child.finished:
                 continue
-            if code == 0:
+            if code == 0 and child.role in self.ending:
                 child.finished = True
                 continue
             if child.restarts >= MAX_RESTARTS or code == WRONG_USE:
@@ -110,6 +115,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **environment,
         **threads,
+        PARENT: str(os.getpid()),
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",

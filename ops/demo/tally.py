@@ -61,6 +61,7 @@ class Tally:
 
     held_out_ids: frozenset[str] = frozenset()
     lineage: str = ""
+    fleet: str = "fleet"  # whose swaps are timed; the evaluator has nothing open when it swaps
     steps: dict[int, TrainStep] = field(default_factory=dict)
     versions: dict[int, WeightVersion] = field(default_factory=dict)
     repeats: int = 0
@@ -89,7 +90,7 @@ class Tally:
             case FleetStatus():
                 if event.state in ("swapped", "stopped"):
                     self.served[event.replica] = event
-                if event.state == "swapped" and event.version > 0:
+                if event.state == "swapped" and event.version > 0 and event.fleet == self.fleet:
                     self.pauses.append(event.pause_ms)
             case Evaluation() if event.lineage == self.lineage:
                 self.full[(event.suite, event.version)] = event

@@ -102,7 +102,7 @@ class _View:
                 try:
                     self._page = from_json(data)
                 except msgspec.DecodeError:
-                    self._said.append("the monitor's page cannot be read: is it of another version?")
+                    self._phase = "the monitor's page cannot be read: is it of another version?"
         return self._page
 
 

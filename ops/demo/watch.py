@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollwire.ops.demo.tally import DISTINCT, HELD_OUT
 from rollwire.ops.settings import RunSettings
+from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Evaluation, FleetStatus, TrainStep
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log import Log, TopicPartition
@@ -27,7 +28,11 @@ class Watch:
         """Takes in what has come; does not wait."""
         while records := self._reader.poll(1_000, 0.05):
             for record in records:
-                match decode_record(record):
+                try:
+                    event = decode_record(record)
+                except Refused:
+                    continue  # it has its dead letter; a page must not end by it
+                match event:
                     case TrainStep() as step if step.lineage == self._settings.lineage:
                         self.steps[step.step] = step
                     case FleetStatus() as status if status.state in ("swapped", "stopped"):
@@ -45,12 +50,16 @@ class Watch:
         """All steps taken, the last version served by every replica and fully evaluated."""
         final = self._settings.steps
         replicas = (self._settings.fleet.replica, self._settings.evaluator.replica)
-        suites = (f"{self._settings.environment}.{suite}" for suite in (HELD_OUT, DISTINCT))
         return (
             final in self.steps
             and all(self.served.get(replica, -1) >= final for replica in replicas)
-            and all((suite, final) in self.evaluations for suite in suites)
+            and self.measured(final)
         )
+
+    def measured(self, version: int) -> bool:
+        """Whether a version was evaluated on all held-out tasks."""
+        suites = (f"{self._settings.environment}.{suite}" for suite in (HELD_OUT, DISTINCT))
+        return all((suite, version) in self.evaluations for suite in suites)
 
     def describe(self) -> str:
         served = ", ".join(f"{replica} serves {version}" for replica, version in sorted(self.served.items()))

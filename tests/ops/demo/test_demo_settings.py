@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollwire.ops.demo.folders import latest_run, new_run, runs
-from rollwire.ops.demo.options import DemoOptions, new_settings, with_final
+from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
 from rollwire.ops.settings import load_settings, save_settings, with_overrides
 from rollwire.ops.warm import recipe_digest
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
@@ -101,3 +101,26 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         new_settings(DemoOptions(dir=Path(), overrides=("pack.ranks=2",)), "x")
     with pytest.raises(ConfigError, match="name them apart"):
         new_settings(DemoOptions(dir=Path(), overrides=("fleet.replica=evaluator-0",)), "x")
+    with pytest.raises(ConfigError, match="no plan would ever be full"):
+        new_settings(DemoOptions(dir=Path(), overrides=("fleet.max_open_groups=47",)), "x")
+
+
+def test_what_a_run_has_fixed_cannot_be_changed_by_continuing_it() -> None:
+    refuse_fixed(DemoOptions(dir=Path(), steps=300, resume=True))
+    with pytest.raises(ConfigError, match=r"--seed, --control, --max-lag, --no-ratio, --set"):
+        refuse_fixed(
+            DemoOptions(
+                dir=Path(),
+                seed=1,
+                control=True,
+                max_lag=0,
+                no_ratio=True,
+                overrides=("steps=1",),
+                resume=True,
+            )
+        )
+
+
+def test_no_steps_are_not_the_default_number_of_steps() -> None:
+    with pytest.raises(ConfigError):
+        new_settings(DemoOptions(dir=Path(), steps=0), "x")

@@ -13,7 +13,7 @@ READY = "import sys, signal, time, pathlib\n"
 
 
 def supervisor(folder: Path, script: str) -> Supervisor:
-    return Supervisor(folder / "logs", (sys.executable, "-P", "-c", READY + script))
+    return Supervisor(folder / "logs", (sys.executable, "-P", "-c", READY + script), frozenset({"role"}))
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -41,6 +41,13 @@ def test_a_process_that_dies_is_started_again_a_few_times_then_named_with_its_lo
     with pytest.raises(ProcessDied, match="the cause"):
         until(died)
     assert len(said) == MAX_RESTARTS
+
+
+def test_a_process_that_should_have_gone_on_is_started_again(tmp_path: Path) -> None:
+    children = supervisor(tmp_path, "sys.exit(0)")
+    children.start("server")
+    with pytest.raises(ProcessDied, match="exit code 0"):
+        until(lambda: children.finished("server") or (bool(children.tend()) and False))
 
 
 def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:

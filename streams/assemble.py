@@ -64,6 +64,10 @@ class AssembleConfig(BaseModel):
     baseline: Baseline = Field(
         default="mean", description="What is subtracted from a reward: the group's mean, or the others'."
     )
+    equal_rewards: Literal["filter", "keep"] = Field(
+        default="filter",
+        description="A group whose rewards are all equal teaches nothing: filter it, or keep it with advantages of 0.",
+    )
     require_traces: bool = Field(
         default=True,
         description="A rollout that says that its routes were recorded waits for its routing trace.",
@@ -258,6 +262,7 @@ class Assembler:
         outcome = group.decide(
             cut,
             baseline=config.baseline,
+            keep_equal=config.equal_rewards == "keep",
             traces=config.require_traces,
             partial=config.incomplete == "close_partial",
         )

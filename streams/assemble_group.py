@@ -173,7 +173,9 @@ class OpenGroup:
             return all(i in self.rewards for i, r in self.rollouts.items() if r.finish_reason != "abort")
         return len(self.rewards) == first.group_size and not (traces and self._untraced())
 
-    def decide(self, cut: Cut, *, baseline: Baseline, traces: bool, partial: bool) -> Group | GroupFate:
+    def decide(
+        self, cut: Cut, *, baseline: Baseline, keep_equal: bool, traces: bool, partial: bool
+    ) -> Group | GroupFate:
         """What becomes of the group now."""
         first = self.first
         if self.abandoned:
@@ -193,7 +195,7 @@ class OpenGroup:
             return self.fate(cut, "dropped", "group_of_one", "one rollout has nothing to be compared with")
         if len(members) < 2:
             return self.fate(cut, "dropped", "incomplete", self._missing(traces=traces))
-        if result.no_signal is not None:
+        if result.no_signal is not None and not (keep_equal and result.no_signal == "equal_rewards"):
             fate: Literal["filtered", "dropped"] = (
                 "filtered" if result.no_signal == "equal_rewards" else "dropped"
             )

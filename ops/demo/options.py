@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rollwire.ops.settings import RunSettings, build_settings, with_overrides
+from rollwire.producers.fleet import FleetConfig
 from rollwire.schemas.errors import ConfigError
+from rollwire.streams.pack import PackConfig
 
 DEFAULT_STEPS = 250
+GROUPS_PER_STEP = PackConfig().groups_per_step
+MAX_OPEN_GROUPS = FleetConfig().max_open_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,16 @@ def new_settings(options: DemoOptions, name: str) -> RunSettings:
         "trainer": {"seed": seed},
     }
     if options.control:
+        # A policy that unlearns soon has no groups of unequal rewards: without the equal ones (their advantage is 0) the
+        # control would sample for ever. Twice the groups a step are about as many as the demo samples a step.
         values["trainer"]["control"] = True
+        values["assemble"] = {"equal_rewards": "keep"}
+        values["pack"] = {"groups_per_step": 2 * GROUPS_PER_STEP}
+        values["fleet"]["max_open_groups"] = 2 * MAX_OPEN_GROUPS
     if options.no_ratio:
         values["trainer"]["use_ratio"] = False
     if options.max_lag is not None:
-        values["pack"] = {"max_lag_versions": options.max_lag}
+        values.setdefault("pack", {})["max_lag_versions"] = options.max_lag
     settings = build_settings(with_overrides(values, options.overrides), where="the demo's options")
     return with_final(settings, settings.steps)
 

@@ -149,6 +149,15 @@ def test_groups_without_signal(bench: Bench, rewards: list[float | None], fate: 
     one(events, r.GroupClosed)
 
 
+def test_groups_of_equal_rewards_are_kept_where_that_is_asked_for() -> None:
+    bench = Bench(AssembleConfig(equal_rewards="keep"))
+    bench.whole(G, [0.1] * 7)
+    group = one(bench.taken(), r.Group)
+    assert [member.advantage for member in group.members] == [0.0] * 7
+    bench.whole(synthetic.group_id(NOW_US, 2), [None, None])
+    assert fate_of(bench.taken()).reason == "unscorable"
+
+
 def test_a_member_without_a_score_stays_out_of_the_mean(bench: Bench) -> None:
     """C09: null is no zero."""
     bench.whole(G, [1.0, 0.0, None, 0.5])

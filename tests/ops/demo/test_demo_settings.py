@@ -31,6 +31,8 @@ def test_options_reach_the_settings_of_every_process_they_concern() -> None:
     assert settings.pack.max_lag_versions == 0
     assert settings.fleet.group_size == 4
     assert settings.prefix == "rollwire.run-1."
+    assert settings.assemble.equal_rewards == "keep"
+    assert (settings.pack.groups_per_step, settings.fleet.max_open_groups) == (96, 192)
 
 
 @pytest.mark.parametrize(

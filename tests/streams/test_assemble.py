@@ -153,6 +153,7 @@ def test_groups_of_equal_rewards_are_kept_where_that_is_asked_for() -> None:
     bench = Bench(AssembleConfig(equal_rewards="keep"))
     bench.whole(G, [0.1] * 7)
     group = one(bench.taken(), r.Group)
+    assert isinstance(group, r.Group)
     assert [member.advantage for member in group.members] == [0.0] * 7
     bench.whole(synthetic.group_id(NOW_US, 2), [None, None])
     assert fate_of(bench.taken()).reason == "unscorable"

@@ -6,8 +6,9 @@ folder as `run.json`; every process of the run reads them from there, so that al
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,6 @@ def load_settings(folder: Path) -> RunSettings:
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """`values` with `dotted.key=value` overrides laid over it; values are read as JSON where they are JSON."""
-    import json
-
     merged: dict[str, Any] = json.loads(json.dumps(values))
     for override in overrides:
         key, equals, raw = override.partition("=")
@@ -130,3 +129,16 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
             node = child
         node[leaf] = value
     return merged
+
+
+def flattened(settings: RunSettings) -> Iterator[tuple[str, str]]:
+    """Every setting as (dotted name, value as JSON), by name."""
+
+    def walk(name: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict) and value:
+            for key in sorted(value):
+                yield from walk(f"{name}.{key}" if name else key, value[key])
+        else:
+            yield name, json.dumps(value)
+
+    yield from walk("", settings.model_dump(mode="json"))

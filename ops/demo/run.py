@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from rollwire.consumers.ledger import Ledger, count_ledger
 from rollwire.ops.demo.checks import Check, checks, figures
 from rollwire.ops.demo.curves import draw_curves
 from rollwire.ops.demo.folders import latest_run, new_run
+from rollwire.ops.demo.guards import interruptible, locked, undisturbed
+from rollwire.ops.demo.history import announce, check_steps, events
 from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
 from rollwire.ops.demo.supervisor import Supervisor, rollwire_command, tail
 from rollwire.ops.demo.tally import RunFacts, Tally
@@ -31,11 +29,8 @@ from rollwire.ops.stack.processes import is_alive
 from rollwire.ops.topics import apply_topics
 from rollwire.ops.warm import has_warm_start
 from rollwire.producers.environments.countdown import Countdown
-from rollwire.schemas.errors import ConfigError, DeadlineExceeded, EnvironmentMissing, Refused, StackError
-from rollwire.schemas.records import Event, TrainStep
-from rollwire.streams.emit import decode_record
+from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
 from rollwire.streams.seams.log_kafka import KafkaLog
-from rollwire.streams.seams.scan import scan
 
 # The fleet is not among them: it starts when version 0 is measured, which would else be gone.
 FIRST_ROLES = ("trainer", "evaluator", "monitor", "verifier", "pack", "assemble")
@@ -64,7 +59,7 @@ def run_demo(options: DemoOptions) -> Outcome:
     """Runs the demo to its end. Ctrl-C ends all processes within 10 s and raises `KeyboardInterrupt` on."""
     began = time.monotonic()
     folder, settings = _run_of(options)
-    with _locked(folder), _interruptible():
+    with locked(folder), interruptible():
         return _run(options, folder, settings, began)
 
 
@@ -81,8 +76,9 @@ def _run(options: DemoOptions, folder: Path, settings: RunSettings, began: float
             open_store(stack, settings.bucket).probe()
             log = KafkaLog(stack.bootstrap, prefix=settings.prefix, client_id="demo")
             try:
-                _check_steps(log, settings)
+                check_steps(log, settings)
                 save_settings(folder, settings)
+                announce(log, settings)
                 _wait_for_warm_start(supervisor, settings, folder, view)
                 for role in FIRST_ROLES:
                     supervisor.start(role, *arguments)
@@ -108,7 +104,7 @@ def _stack(folder: Path, view: View) -> Iterator[StackInfo]:
     finally:
         if not was_running:
             view.phase("stopping Kafka, S3 and Redis")
-            with _undisturbed():
+            with undisturbed():
                 down(folder)
 
 
@@ -128,71 +124,12 @@ def _run_of(options: DemoOptions) -> tuple[Path, RunSettings]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One demo a run: two would fence each other's processes back and forth. Raises `StackError`."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StackError(f"another demo runs {folder}: end it first, or begin a new one") from None
-        yield
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a demo as Ctrl-C does: in order, with nothing left running."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not break off the clean-up, which ends by its own deadlines."""
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _check_steps(log: KafkaLog, settings: RunSettings) -> None:
-    """Raises `ConfigError` where the run is already past the steps that are asked for."""
-    taken = [
-        e.step
-        for e in _events(log, ("train-steps",))
-        if isinstance(e, TrainStep) and e.lineage == settings.lineage
-    ]
-    if max(taken, default=0) > settings.steps:
-        raise ConfigError(
-            f"the run has taken {max(taken)} steps already: go on with --steps {max(taken) + 1} or more"
-        )
-
-
-def _events(log: KafkaLog, topics: Sequence[str]) -> Iterator[Event]:
-    """All events of some topics. What does not decode is passed over: it has its dead letter, and the ledger counts it."""
-    for record in scan(log, topics):
-        try:
-            yield decode_record(record)
-        except Refused:
-            continue
-
-
-@contextmanager
 def _children(supervisor: Supervisor, view: View) -> Iterator[None]:
     """Whatever happens, no process outlives the demo."""
     try:
         yield
     finally:
-        with _undisturbed():
+        with undisturbed():
             killed = supervisor.stop()
         if killed:
             view.say(f"did not stop within 10 s and had to be killed: {', '.join(killed)}")
@@ -259,7 +196,7 @@ def _judge(
     tally = Tally(
         held_out_ids=environment.problems(held_out=True), lineage=settings.lineage, fleet=settings.fleet.fleet
     )
-    for event in _events(log, TALLY_TOPICS):
+    for event in events(log, TALLY_TOPICS):
         tally.add(event)
     facts = tally.facts(settings.environment)
     ledger = count_ledger(log, settings.prefix)

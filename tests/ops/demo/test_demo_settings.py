@@ -6,7 +6,7 @@ import pytest
 
 from rollwire.ops.demo.folders import latest_run, new_run, runs
 from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
-from rollwire.ops.settings import load_settings, save_settings, with_overrides
+from rollwire.ops.settings import flattened, load_settings, save_settings, with_overrides
 from rollwire.ops.warm import recipe_digest
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
 
@@ -126,3 +126,10 @@ def test_what_a_run_has_fixed_cannot_be_changed_by_continuing_it() -> None:
 def test_no_steps_are_not_the_default_number_of_steps() -> None:
     with pytest.raises(ConfigError):
         new_settings(DemoOptions(dir=Path(), steps=0), "x")
+
+
+def test_settings_flatten_into_dotted_names() -> None:
+    flat = dict(flattened(new_settings(DemoOptions(dir=Path(), seed=4), "x")))
+    assert flat["trainer.seed"] == "4"
+    assert flat["prefix"] == '"rollwire.x."'
+    assert list(flat) == sorted(flat)

@@ -205,6 +205,8 @@ class Microbatch(Event, frozen=True, kw_only=True, gc=False):
     versions: bytes  # [S] i8: the version that sampled each masked token
     advantages: bytes  # [B] f4
     traces: tuple[Position | None, ...]  # [B]
+    environments: tuple[str, ...] = ()  # [B], or () = not known
+    fleets: tuple[str, ...] = ()  # [B] who sampled it, or () = not known
 
 
 class PackedBatch(Event, frozen=True, kw_only=True, gc=False):
@@ -238,6 +240,18 @@ class Mismatch(Event, frozen=True, kw_only=True, gc=False):
     max: float
     k1: float  # mean of log mu - log pi: estimates KL(mu || pi), Schulman 2020
     k3: float  # mean of (r - 1) - log r with r = pi / mu: the same, never negative
+
+
+class MismatchBy(Event, frozen=True, kw_only=True, gc=False):
+    """|log pi - log mu| of the trained tokens of one version, environment and fleet."""
+
+    version: int | None  # that sampled the tokens; None = all versions of this environment and fleet
+    environment: str  # "" = not known
+    fleet: str  # "" = not known
+    tokens: int
+    p50: float
+    p99: float
+    max: float
 
 
 class LagCount(Event, frozen=True, kw_only=True, gc=False):
@@ -278,6 +292,13 @@ class TrainStep(Event, frozen=True, kw_only=True, gc=False):
     state_digest: str  # of the published weights
     settings: dict[str, str]  # threads, ranks, seeds, switches: what the bits depend on
     finished_us: int
+    mismatch_by: tuple[MismatchBy, ...] = ()  # by environment, fleet; there the total first, then by version
+    masked_low: int = (
+        0  # trained tokens that the loss left out, since their ratio lay below the mask's bounds
+    )
+    masked_high: int = 0  # above them
+    rejected_sequences: int = 0  # sequences that the loss left out whole
+    rejected_tokens: int = 0  # their trained tokens
 
 
 class WeightVersion(Event, frozen=True, kw_only=True, gc=False):

@@ -225,6 +225,7 @@ def _train_step(e: r.TrainStep) -> None:
     _names(e, "model", "lineage")
     _ensure(e.step >= 1, "inconsistent", f"step={e.step}")
     _not_negative(e, "base_version", "sequences", "tokens", "trained_tokens", "groups", "max_lag")
+    _not_negative(e, "masked_low", "masked_high", "rejected_sequences", "rejected_tokens")
     _ensure(
         e.version == e.base_version + 1, "inconsistent", f"version {e.version} from base {e.base_version}"
     )
@@ -239,6 +240,13 @@ def _train_step(e: r.TrainStep) -> None:
     _ensure(
         counted == e.trained_tokens, "inconsistent", f"lags of {counted} tokens, trained {e.trained_tokens}"
     )
+    left_out = e.masked_low + e.masked_high + e.rejected_tokens
+    _ensure(
+        left_out <= e.trained_tokens and e.rejected_sequences <= e.sequences,
+        "inconsistent",
+        f"{left_out} of {e.trained_tokens} tokens left out, {e.rejected_sequences} of {e.sequences} sequences",
+    )
+    _mismatch_by(e)
     for range_ in e.consumed:
         _ensure(range_.topic == "packed-batches", "inconsistent", f"consumed {range_.topic[:80]!r}")
         _ensure(
@@ -247,6 +255,20 @@ def _train_step(e: r.TrainStep) -> None:
     _digest("plan_digest", e.plan_digest)
     _digest("state_digest", e.state_digest)
     check_time("finished_us", e.finished_us)
+
+
+def _mismatch_by(e: r.TrainStep) -> None:
+    """By version or in total, the rows cover every trained token once."""
+    totals = sum(row.tokens for row in e.mismatch_by if row.version is None)
+    parts = sum(row.tokens for row in e.mismatch_by if row.version is not None)
+    _ensure(
+        not e.mismatch_by or totals == parts == e.trained_tokens,
+        "inconsistent",
+        f"mismatch_by has {totals} tokens in total, {parts} by version, trained {e.trained_tokens}",
+    )
+    _ensure(all(row.tokens > 0 for row in e.mismatch_by), "inconsistent", "a mismatch of no tokens")
+    keys = [(row.environment, row.fleet, row.version) for row in e.mismatch_by]
+    _ensure(len(keys) == len(set(keys)), "inconsistent", "mismatch_by names one thing twice")
 
 
 def _weight_version(e: r.WeightVersion) -> None:

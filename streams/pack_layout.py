@@ -108,6 +108,8 @@ def build_microbatch(members: Sequence[Member]) -> Microbatch:
         versions=versions_S.tobytes(),
         advantages=np.array([member.advantage for member in members], "<f4").tobytes(),
         traces=tuple(member.trace for member in members),
+        environments=tuple(r.environment for r in rollouts),
+        fleets=tuple(r.fleet for r in rollouts),
     )
 
 
@@ -115,7 +117,8 @@ def plan_digest(batches: Sequence[PackedBatch]) -> str:
     """blake3 (hex) over the plan of all ranks in a canonical form.
 
     Covered: what is trained on and how (frame, groups, microbatches, trace positions), rank by rank. Not covered: the
-    cut and this digest, so that a replay which follows other offsets can still be compared. Each field is its length
+    cut and this digest, so that a replay which follows other offsets can still be compared; and the names of
+    environments and fleets, which only figures are sorted by. Each field is its length
     as 8 little-endian bytes, then its bytes; integers are decimal ASCII.
     """
     hasher = blake3.blake3()

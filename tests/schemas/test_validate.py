@@ -197,6 +197,27 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
     ("no share", event_of("train-steps", "step"), {"ratio_truncated": 1.5}, "inconsistent"),
     ("rate lost", event_of("train-steps", "step"), {"learning_rate": NAN}, "not_finite"),
     ("no digest", event_of("train-steps", "step"), {"state_digest": "xyz"}, "id_invalid"),
+    ("masked more than trained", event_of("train-steps", "step"), {"masked_low": 9}, "inconsistent"),
+    ("mask below nothing", event_of("train-steps", "step"), {"masked_high": -1}, "inconsistent"),
+    ("sequences rejected", event_of("train-steps", "step"), {"rejected_sequences": 3}, "inconsistent"),
+    (
+        "mismatch of a part",
+        event_of("train-steps", "step"),
+        {"mismatch_by": event_of("train-steps", "step").mismatch_by[:1]},
+        "inconsistent",
+    ),
+    (
+        "mismatch named twice",
+        event_of("train-steps", "step"),
+        {
+            "mismatch_by": (
+                msgspec.structs.replace(event_of("train-steps", "step").mismatch_by[0], tokens=4),
+            )
+            * 2
+            + event_of("train-steps", "step").mismatch_by[1:]
+        },
+        "inconsistent",
+    ),
     ("anchor on a base", event_of("weight-versions", "anchor"), {"base_version": 0}, "inconsistent"),
     ("delta without base", event_of("weight-versions", "delta"), {"base_version": None}, "inconsistent"),
     ("base above", event_of("weight-versions", "delta"), {"base_version": 5}, "inconsistent"),
@@ -288,6 +309,8 @@ def i8(*values: int) -> bytes:
         ({"advantages": f4(0.5)}, "array_length"),
         ({"advantages": f4(0.5, math.inf)}, "not_finite"),
         ({"traces": (None,)}, "array_length"),
+        ({"environments": ("countdown",)}, "array_length"),
+        ({"fleets": ("fleet",) * 3}, "array_length"),
         ({"rollout_ids": ()}, "sequence_empty"),
         ({"rollout_ids": ("a", "b")}, "id_invalid"),
         ({"rollout_ids": (ROLLOUT.rollout_id,) * 2}, "inconsistent"),

@@ -18,6 +18,7 @@ import numpy as np
 from rollwire.schemas import records as r
 from rollwire.schemas.codec import decode
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.routes import decode_ids
 from rollwire.streams.emit import decode_record, deletes
 from rollwire.streams.seams.log import Record
 
@@ -38,7 +39,8 @@ def _tokens(event: r.Rollout, data: bytes) -> Any:
 
 
 def _routes(event: r.RoutingTrace, data: bytes) -> Any:
-    return np.frombuffer(data, "u1").reshape(event.rows, len(event.layers), event.top_k).tolist()
+    shape = (event.rows, len(event.layers), event.top_k)
+    return decode_ids(event.encoding, data, math.prod(shape), event.num_experts).reshape(shape).tolist()
 
 
 ARRAYS: Final[dict[tuple[type[r.Event], str], _Array]] = {

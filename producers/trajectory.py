@@ -193,6 +193,8 @@ class Trajectory:
             top_k=routes_RLK.shape[2],
             start_row=0,
             rows=routes_RLK.shape[0],
+            tokens=self._length,
+            last_row="missing",
             encoding="u1",
             data=np.ascontiguousarray(routes_RLK, dtype=np.uint8).tobytes(),
             claim=None,

@@ -22,6 +22,7 @@ Fate = Literal["kept", "filtered", "dropped", "unknown"]
 VersionKind = Literal["anchor", "delta", "empty", "revert", "unknown"]
 FleetState = Literal["staged", "swapped", "refused", "stopped", "unknown"]
 Severity = Literal["info", "warning", "alarm", "unknown"]
+LastRow = Literal["recorded", "missing", "unknown"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -128,7 +129,7 @@ class RoutingTrace(Event, frozen=True, kw_only=True, gc=False):
     """`routing-traces`: the experts chosen for rows [start_row, start_row + rows) of the rollout's tokens.
 
     Row t holds the experts used when token t was the *input* of a forward pass, so a rollout whose last sampled
-    token was never fed back has T - 1 rows.
+    token was never fed back has T - 1 rows: `last_row` says which, and rows end where it says.
     """
 
     rollout_id: str
@@ -138,7 +139,9 @@ class RoutingTrace(Event, frozen=True, kw_only=True, gc=False):
     top_k: int
     start_row: int
     rows: int
-    encoding: str  # "u1": [rows, L, K] bytes, in the router's order of preference
+    tokens: int  # T of the rollout
+    last_row: LastRow  # of token T - 1; "missing" = it was never an input
+    encoding: str  # "u1" | "bits" | "bits+zstd": [rows, L, K], see `schemas.routes`
     data: bytes | None  # None = see `claim`
     claim: Claim | None
     recorded_us: int

@@ -15,7 +15,8 @@ from rollwire.schemas import records as r
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import is_group_id, parse_rollout_id
 from rollwire.schemas.reasons import REASONS
-from rollwire.schemas.validate_arrays import check_microbatch, check_routes, check_sequence
+from rollwire.schemas.validate_arrays import check_microbatch, check_sequence
+from rollwire.schemas.validate_routes import check_routes
 
 # Microseconds between 2000-01-01 and 2100-01-01. Seconds and milliseconds fall below, nanoseconds above (C45).
 _EARLIEST_US: Final = 946_684_800_000_000

@@ -1,19 +1,15 @@
 """Checks of the arrays that events carry as little-endian bytes. Pure; raise `Refused`.
 
-T tokens, S sampled (or trained) tokens, B sequences, L layers, K experts a token.
+T tokens, S sampled (or trained) tokens, B sequences.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rollwire.schemas import records as r
-from rollwire.schemas.catalogue import CLAIM_CHECK_BYTES
 from rollwire.schemas.errors import Refused
 
 _TOKEN_BYTES: Final = {"u1": 1, "u2": 2, "u4": 4}
@@ -78,42 +74,6 @@ def check_sequence(e: r.Rollout) -> None:
         at, version = span.end, span.version
     if at != sampled:
         raise Refused("span_invalid", f"spans cover {at} of {sampled} sampled tokens")
-
-
-@lru_cache(maxsize=256)
-def _ids_below(count: int) -> bytes:
-    return bytes(range(count))
-
-
-def check_routes(e: r.RoutingTrace) -> None:
-    """Rows, ids and dtype fit; data or a claim, not both; no expert twice in a row (C17, C18, C22)."""
-    if e.encoding != "u1":
-        raise Refused("routing_invalid", f"encoding={e.encoding[:20]!r}; known is u1")
-    if not 1 <= e.num_experts <= 256 or not 1 <= e.top_k <= e.num_experts:
-        raise Refused("routing_invalid", f"top {e.top_k} of {e.num_experts} experts in one byte")
-    layers = e.layers
-    if not layers or layers[0] < 0 or any(a >= b for a, b in pairwise(layers)):
-        raise Refused("routing_invalid", f"layers {layers[:16]} do not ascend")
-    if e.rows < 1 or e.start_row < 0:
-        raise Refused("routing_invalid", f"rows [{e.start_row}, {e.start_row} + {e.rows})")
-    size = e.rows * len(layers) * e.top_k
-    if (e.data is None) == (e.claim is None):
-        raise Refused("routing_invalid", "either data or claim, one of them")
-    if e.data is None:
-        return
-    if len(e.data) > CLAIM_CHECK_BYTES:
-        raise Refused(
-            "too_large", f"{len(e.data)} bytes of routes; above {CLAIM_CHECK_BYTES} they are a claim check"
-        )
-    _length("data", e.data, 1, size)
-    if e.data.translate(None, _ids_below(e.num_experts)):
-        raise Refused("routing_invalid", f"an expert id of {e.num_experts} or more")
-    if e.top_k > 1:
-        ids_NK: NDArray[np.uint8] = np.frombuffer(e.data, np.uint8).reshape(-1, e.top_k)
-        if e.top_k > 2:
-            ids_NK = np.sort(ids_NK, axis=1)
-        if (ids_NK[:, 1:] == ids_NK[:, :-1]).any():
-            raise Refused("routing_invalid", "an expert stands twice in one row of one layer")
 
 
 def check_microbatch(m: r.Microbatch, plan: r.PackedBatch) -> int:

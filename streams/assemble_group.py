@@ -135,10 +135,10 @@ class OpenGroup:
             self.held_traces.setdefault(index, []).append(Held(record, trace))
             return
         tokens = len(rollout.loss_mask)
-        if trace.top_k != rollout.top_k_experts or trace.start_row + trace.rows > tokens:
+        if trace.top_k != rollout.top_k_experts or trace.tokens != tokens:
             raise Refused(
                 "routing_invalid",
-                f"rows [{trace.start_row}, {trace.start_row + trace.rows}) with top {trace.top_k} do not fit "
+                f"rows of {trace.tokens} tokens with top {trace.top_k} do not fit "
                 f"{rollout.rollout_id}: {tokens} tokens, top {rollout.top_k_experts}",
             )
         new = Trace(

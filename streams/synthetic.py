@@ -96,6 +96,8 @@ def trace(
         top_k=top_k,
         start_row=0,
         rows=rows,
+        tokens=rows + 1,
+        last_row="missing",
         encoding="u1",
         data=ids_N.astype(np.uint8).tobytes(),
         claim=None,

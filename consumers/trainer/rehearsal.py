@@ -69,7 +69,9 @@ def sequences(spec: Rehearsal, step: int) -> list[Rolled]:
             num_experts=config.num_experts,
             top_k=config.num_experts_per_tok,
             start_row=0,
-            rows=length - 1,  # the last sampled token was never an input
+            rows=length - 1,
+            tokens=length,
+            last_row="missing",  # the last sampled token was never an input
             encoding="u1",
             data=routes.tobytes(),
             claim=None,

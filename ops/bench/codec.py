@@ -82,6 +82,8 @@ def _trace(rng: np.random.Generator, rollout: r.Rollout) -> r.RoutingTrace:
         top_k=TOP_K,
         start_row=0,
         rows=TOKENS - 1,
+        tokens=TOKENS,
+        last_row="missing",
         encoding="u1",
         data=routes.astype(np.uint8).tobytes(),
         claim=None,

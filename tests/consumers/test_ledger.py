@@ -102,6 +102,8 @@ def trace(number: int, index: int) -> RoutingTrace:
         top_k=1,
         start_row=0,
         rows=2,
+        tokens=3,
+        last_row="missing",
         encoding="u1",
         data=bytes([0, 1]),
         claim=None,

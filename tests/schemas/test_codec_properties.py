@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ from rollwire.schemas.records import (
     Segment,
     Span,
 )
+from rollwire.schemas.routes import id_bits, pack
 
 EXAMPLES = all_examples()
 examples = st.sampled_from(EXAMPLES)
@@ -112,18 +114,26 @@ def traces(draw: st.DrawFn) -> RoutingTrace:
     top_k = draw(st.integers(1, min(experts, 8)))
     layers = tuple(sorted(draw(st.sets(st.integers(0, 2**31), min_size=1, max_size=4))))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    data = b"".join(
-        rng.permutation(experts)[:top_k].astype("u1").tobytes() for _ in range(rows * len(layers))
-    )
+    ids_NK = np.stack([rng.permutation(experts)[:top_k] for _ in range(rows * len(layers))])
+    encoding = draw(st.sampled_from(["u1", "bits", "bits+zstd"]))
+    data = ids_NK.astype("u1").tobytes()
+    if encoding != "u1":
+        ids_NK[rng.random(len(ids_NK)) < 0.2] = experts  # not recorded
+        data = pack(ids_NK.reshape(-1), id_bits(experts))
+    if encoding == "bits+zstd":
+        data = zstandard.compress(data)
+    start, missing = draw(st.integers(0, 2**40)), draw(st.booleans())
     return RoutingTrace(
         rollout_id=f"{group}.0",
         group_id=group,
         layers=layers,
         num_experts=experts,
         top_k=top_k,
-        start_row=draw(st.integers(0, 2**40)),
+        start_row=start,
         rows=rows,
-        encoding="u1",
+        tokens=start + rows + missing,
+        last_row="missing" if missing else "recorded",
+        encoding=encoding,
         data=data,
         claim=None,
         recorded_us=draw(times),

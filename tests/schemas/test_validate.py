@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 
 from rollwire.schemas.codec import decode, encode
 from rollwire.schemas.errors import Refused
@@ -26,6 +27,7 @@ from rollwire.schemas.records import (
     Segment,
     Span,
 )
+from rollwire.schemas.routes import decode_ids, pack
 from rollwire.schemas.validate import validate
 
 TIME_US = 1_767_225_603_000_000
@@ -61,6 +63,14 @@ def reason_of(event: Event) -> str:
 ROLLOUT = event_of("rollouts", "two-versions")  # 5 prompt tokens, 4 sampled: 2 of version 3, 2 of version 4
 TRACE = event_of("routing-traces", "inline")  # 3 layers, 8 experts, top 2, 2 rows
 CLAIMED = event_of("routing-traces", "claim-check")
+PACKED = event_of("routing-traces", "packed-bits")  # layers 1 and 3, 384 experts, top 3, 2 rows from row 6
+
+
+def packed(row: list[int]) -> bytes:
+    """The data of `PACKED` with another first row in layer 1."""
+    return pack(np.array([*row, 7, 1, 255, 384, 384, 384, 300, 2, 9], np.uint16), 9)
+
+
 OTHER_GROUP = event_of("rollouts", "tool-call").group_id
 
 CASES: list[tuple[str, Event, dict[str, Any], str]] = [
@@ -167,6 +177,53 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
     ("data and claim", TRACE, {"claim": CLAIMED.claim}, "routing_invalid"),
     ("empty claim", CLAIMED, {"claim": Claim(key="k", size=0, sha256="0" * 64)}, "inconsistent"),
     ("claim without digest", CLAIMED, {"claim": Claim(key="k", size=1, sha256="")}, "id_invalid"),
+    ("row of the last token missing", TRACE, {"tokens": 2}, "routing_invalid"),
+    ("a row beyond the tokens", TRACE, {"tokens": 1, "last_row": "recorded"}, "routing_invalid"),
+    ("two rows short", TRACE, {"tokens": 4}, "routing_invalid"),
+    ("last row or not", TRACE, {"last_row": "unknown"}, "routing_invalid"),
+    ("rows at the front are missing", TRACE, {"start_row": 1}, "routing_invalid"),
+    ("expert 384 of 384", PACKED, {"data": packed([0, 384, 1])}, "routing_invalid"),
+    ("expert 385 of 384", PACKED, {"data": packed([0, 385, 1])}, "routing_invalid"),
+    ("expert -1", PACKED, {"data": packed([0, 511, 1])}, "routing_invalid"),
+    ("expert twice, packed", PACKED, {"data": packed([256, 0, 256])}, "routing_invalid"),
+    ("bits beyond the last", PACKED, {"data": PACKED.data[:-1] + b"\xf3"}, "routing_invalid"),
+    ("packed short", PACKED, {"data": PACKED.data[:-1]}, "array_length"),
+    ("too many experts, packed", PACKED, {"num_experts": 65_536}, "routing_invalid"),
+    ("no frame", PACKED, {"encoding": "bits+zstd"}, "routing_invalid"),
+    ("empty frame", PACKED, {"encoding": "bits+zstd", "data": zstandard.compress(b"")}, "array_length"),
+    (
+        "frame of another size",
+        PACKED,
+        {"encoding": "bits+zstd", "data": zstandard.compress(bytes(1 << 20))},
+        "array_length",
+    ),
+    (
+        "frame cut",
+        PACKED,
+        {"encoding": "bits+zstd", "data": zstandard.compress(PACKED.data)[:-1]},
+        "routing_invalid",
+    ),
+    (
+        "frame without its size",
+        PACKED,
+        {
+            "encoding": "bits+zstd",
+            "data": zstandard.ZstdCompressor(write_content_size=False).compress(PACKED.data),
+        },
+        "array_length",
+    ),
+    (
+        "zeros without end",
+        PACKED,
+        {
+            "encoding": "bits+zstd",
+            "rows": 10_000_000,
+            "tokens": 10_000_006,
+            "data": zstandard.compress(bytes(60_000_000 + 7_500_000)),
+        },
+        "too_large",
+    ),
+    ("claim of another size", CLAIMED, {"num_experts": 256, "encoding": "bits"}, "array_length"),
     (
         "above the claim check",
         TRACE,
@@ -350,10 +407,23 @@ def test_a_budget_that_is_just_met_and_a_rank_without_work_are_fine() -> None:
 def test_all_256_experts_fit_one_byte() -> None:
     rows = np.arange(256, dtype=np.uint8).reshape(-1, 2)
     trace: RoutingTrace = msgspec.structs.replace(
-        TRACE, num_experts=256, layers=(0,), rows=128, data=rows.tobytes()
+        TRACE, num_experts=256, layers=(0,), rows=128, tokens=129, data=rows.tobytes()
     )
     encoded = encode(trace, source="test", time_us=TIME_US)
     assert decode(encoded.topic, encoded.value, encoded.headers, encoded.key) == trace
+
+
+def test_c22_ids_of_384_experts_keep_their_value_and_order() -> None:
+    shape = (PACKED.rows, len(PACKED.layers), PACKED.top_k)
+    ids = decode_ids(PACKED.encoding, PACKED.data, 12, PACKED.num_experts).reshape(shape)
+    assert ids.tolist() == [[[0, 383, 256], [7, 1, 255]], [[-1, -1, -1], [300, 2, 9]]]
+    validate(msgspec.structs.replace(PACKED, data=packed([383, 0, 256])))
+
+
+def test_c17_n_rows_and_n_minus_1_rows_as_the_producer_says() -> None:
+    validate(msgspec.structs.replace(TRACE, tokens=2, last_row="recorded"))
+    validate(msgspec.structs.replace(TRACE, tokens=3, last_row="missing"))
+    validate(msgspec.structs.replace(TRACE, start_row=5, tokens=8))
 
 
 def test_a_mask_may_train_on_less_than_was_sampled() -> None:

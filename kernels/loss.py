@@ -1,8 +1,9 @@
 """The policy-gradient loss of one microbatch.
 
 REINFORCE with given advantages (Williams 1992), no length normalisation, one truncated importance ratio per token
-(Ionides 2008; as "TIS" in recent RL systems) and a k1 penalty towards the rollout policy. Everything is a plain sum over
-sequences divided by the step's total, so how a step is cut into microbatches and ranks does not change its gradient.
+(Ionides 2008; as "TIS" in recent RL systems) and a k1 penalty towards the rollout policy; tokens and sequences that
+disagree too much can be left out (`rollwire.kernels.corrections`). Everything is a plain sum over sequences divided by
+the step's total, so how a step is cut into microbatches and ranks does not change its gradient.
 
 Legend: B sequences, T tokens end to end, S trained tokens in order, L layers, K experts a token, V vocabulary.
 """
@@ -14,19 +15,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from rollwire.kernels.corrections import CorrectionConfig
+from rollwire.kernels.loss_corrections import Kept, all_kept, keep
 from rollwire.kernels.policy.layout import packed_layout
 from rollwire.kernels.policy.model import Policy
 from rollwire.schemas.errors import PlanViolation
 from rollwire.schemas.records import Microbatch
 
 
-class LossConfig(BaseModel):
+class LossConfig(CorrectionConfig):
     """Switches of the loss; the defaults are the demo's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     use_ratio: bool = Field(
         default=True, description="Weight each token by min(pi/mu, ratio_bound), without gradient."
@@ -59,6 +60,7 @@ class LossResult(NamedTuple):
     entropy_S: Tensor  # f32, detached, nats: of the distribution each trained token was drawn from
     truncated_S: Tensor  # bool: where the ratio hit its bound (all False without the ratio)
     router_TLK: Tensor  # i64: the experts that the router itself chose
+    kept: Kept  # what the corrections left in
 
 
 def loss_batch(
@@ -116,8 +118,9 @@ def batch_of(
 def policy_gradient(policy: Policy, batch: LossBatch, settings: LossConfig) -> LossResult:
     """loss = -(1 / total_sequences) * sum over s of w_s * (A_b(s) - c (log pi_s - log mu_s)) * log pi_s
 
-    with w_s = min(pi_s / mu_s, bound), or 1 without the ratio; w and the penalty carry no gradient. (The k1 estimator
-    differentiated as a loss has a gradient of mean zero, so the penalty belongs beside the reward.)
+    with w_s = min(pi_s / mu_s, bound), or 1 without the ratio, and 0 where a correction leaves s out; w and the penalty
+    carry no gradient. (The k1 estimator differentiated as a loss has a gradient of mean zero, so the penalty belongs
+    beside the reward.)
     """
     layout = packed_layout(batch.cu_seqlens, batch.tokens_T.device)
     output = policy.forward_packed(
@@ -128,6 +131,12 @@ def policy_gradient(policy: Policy, batch: LossBatch, settings: LossConfig) -> L
     logp_S = logp_SV.gather(1, batch.tokens_T[batch.target_S].unsqueeze(1)).squeeze(1)
     with torch.no_grad():
         log_ratio_S = logp_S - batch.logp_mu_S
+        sequences = len(batch.advantages_B)
+        kept = (
+            keep(log_ratio_S, batch.sequence_S, sequences, settings)
+            if settings.corrects
+            else all_kept(log_ratio_S, sequences)
+        )
         weight_S = batch.advantages_B[batch.sequence_S]
         if settings.kl_coefficient:
             weight_S = weight_S - settings.kl_coefficient * log_ratio_S
@@ -137,5 +146,11 @@ def policy_gradient(policy: Policy, batch: LossBatch, settings: LossConfig) -> L
             truncated_S = ratio_S > settings.ratio_bound
             weight_S = weight_S * ratio_S.clamp(max=settings.ratio_bound)
         entropy_S = -(logp_SV.exp() * logp_SV).sum(-1)
-    loss = -(weight_S * logp_S).sum() / batch.total_sequences
-    return LossResult(loss, logp_S.detach(), entropy_S, truncated_S, output.router_TLK)
+    counted_S = logp_S
+    if settings.corrects:
+        # Not a factor 0, which an infinite ratio or logprob would turn into NaN: a left-out token is not there.
+        weight_S = weight_S.where(kept.kept_S, 0.0)
+        counted_S = logp_S.where(kept.kept_S, 0.0)
+        truncated_S = truncated_S & kept.kept_S
+    loss = -(weight_S * counted_S).sum() / batch.total_sequences
+    return LossResult(loss, logp_S.detach(), entropy_S, truncated_S, output.router_TLK, kept)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from rollwire.kernels.corrections import CorrectionConfig
 
 
-class TrainerConfig(BaseModel):
-    """The recipe of one lineage and the limits of its process. The defaults are the demo's recipe."""
+class TrainerConfig(CorrectionConfig):
+    """The recipe of one lineage and the limits of its process. The defaults are the demo's recipe.
+
+    The corrections are part of the arithmetic.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -111,6 +116,7 @@ class TrainerConfig(BaseModel):
                 "use_ratio",
                 "ratio_bound",
                 "kl_coefficient",
+                *CorrectionConfig.model_fields,
                 "control",
                 "threads",
                 "ranks",

@@ -30,6 +30,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     truncated: int  # tokens whose ratio hit its bound
     routes_differing: int  # (token, layer) pairs whose set of experts differs from the recorded one
     routes_compared: int  # 0 = not measured
+    masked_low: int  # tokens that the corrections left out
+    masked_high: int
+    rejected_sequences: int
+    rejected_tokens: int
 
 
 def train_step(
@@ -83,6 +87,10 @@ def train_step(
         state_digest="",
         settings=settings,
         finished_us=0,
+        masked_low=sum(one.masked_low for one in figures),
+        masked_high=sum(one.masked_high for one in figures),
+        rejected_sequences=sum(one.rejected_sequences for one in figures),
+        rejected_tokens=sum(one.rejected_tokens for one in figures),
     )
 
 

@@ -16,7 +16,9 @@ from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.figures import Figures
 from rollwire.consumers.trainer.measure import routes_differing
 from rollwire.consumers.trainer.plan import Arrays
+from rollwire.kernels.corrections import CorrectionConfig
 from rollwire.kernels.loss import LossConfig, loss_batch, policy_gradient
+from rollwire.kernels.loss_corrections import Kept
 from rollwire.kernels.policy.model import Policy
 
 
@@ -33,6 +35,7 @@ def loss_settings(config: TrainerConfig) -> LossConfig:
         ratio_bound=config.ratio_bound,
         kl_coefficient=config.kl_coefficient,
         replay_routes=config.routing_replay,
+        **config.model_dump(include=set(CorrectionConfig.model_fields)),
     )
 
 
@@ -47,6 +50,7 @@ def add_gradients(
     settings = loss_settings(config)
     free_settings = settings.model_copy(update={"replay_routes": False})
     loss, entropy_sum, truncated, differing, compared = 0.0, 0.0, 0, 0, 0
+    left_out = np.zeros(4, np.int64)
     pi: list[bytes] = []
     free_pi: list[bytes] = []
     for work in works:
@@ -71,6 +75,7 @@ def add_gradients(
         loss += float(result.loss.detach())
         entropy_sum += float(result.entropy_S.sum(dtype=torch.float64))
         truncated += int(result.truncated_S.sum())
+        left_out += _left_out(result.kept, batch.sequence_S)
         pi.append(result.logp_S.numpy().tobytes())
     return Figures(
         loss=loss,
@@ -82,7 +87,17 @@ def add_gradients(
         truncated=truncated,
         routes_differing=differing,
         routes_compared=compared,
+        masked_low=int(left_out[0]),
+        masked_high=int(left_out[1]),
+        rejected_sequences=int(left_out[2]),
+        rejected_tokens=int(left_out[3]),
     )
+
+
+def _left_out(kept: Kept, sequence_S: torch.Tensor) -> NDArray[np.int64]:
+    """Tokens masked below and above, sequences rejected and their tokens."""
+    rejected_S = kept.rejected_B[sequence_S]
+    return np.array([int(one.sum()) for one in (kept.low_S, kept.high_S, kept.rejected_B, rejected_S)])
 
 
 def shuffled(works: Sequence[Work], *, seed: int, step: int, rank: int) -> list[Work]:

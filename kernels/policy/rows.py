@@ -1,7 +1,7 @@
 """The running requests of a sampler: one row each, kept without holes.
 
 Legend: M rows there is room for, C tokens a row has room for, L layers, G key/value heads, D head width, K experts a
-token. Rows [0, count) run.
+token, V vocabulary. Rows [0, count) run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class NewRow(NamedTuple):
     max_new_tokens: int
     seed: int
     temperature: float
+    stop_ids: tuple[int, ...] = ()  # end the row, beside the end token
 
 
 class Sample(NamedTuple):
@@ -49,6 +50,7 @@ class Rows(Generic[Tag]):
         self.limit_M = np.zeros(capacity, np.int64)  # P + max_new_tokens
         self.seed_M = np.zeros(capacity, np.uint64)
         self.temperature_M = np.ones(capacity, np.float64)
+        self.stop_MV = np.zeros((capacity, config.vocab_size), np.bool_)  # tokens that end the row
         layers, top_k = config.num_hidden_layers, config.num_experts_per_tok
         self.token_MC = np.zeros((capacity, 0), np.int64)
         self.logp_MC = np.zeros((capacity, 0), np.float32)  # of the token at the same place
@@ -83,6 +85,8 @@ class Rows(Generic[Tag]):
         self.limit_M[row] = prompt + new.max_new_tokens
         self.seed_M[row] = new.seed & 0xFFFF_FFFF_FFFF_FFFF
         self.temperature_M[row] = new.temperature
+        self.stop_MV[row] = False
+        self.stop_MV[row, [self.config.eos_token_id, *new.stop_ids]] = True
         self.token_MC[row, :prompt] = new.prompt_ids
         self.tags.append(tag)
         self.count += 1
@@ -106,6 +110,7 @@ class Rows(Generic[Tag]):
         if len(holes):
             for array in (self.prompt_M, self.length_M, self.limit_M, self.seed_M, self.temperature_M):
                 array[holes] = array[movers]
+            self.stop_MV[holes] = self.stop_MV[movers]
             used = int(self.length_M[holes].max())
             for wide in (self.token_MC, self.logp_MC, self.version_MC, self.routes_MCLK):
                 wide[holes, :used] = wide[movers, :used]

@@ -79,7 +79,7 @@ class Sampler(Generic[Tag]):
         rows.logp_MC[all_M, at_M] = logp_MV[all_M, token_M]
         rows.version_MC[all_M, at_M] = self._version
         rows.length_M[:count] += 1
-        stopped_M = token_M == self.config.eos_token_id
+        stopped_M = rows.stop_MV[all_M, token_M]
         ended = np.flatnonzero(stopped_M | (rows.length_M[:count] >= rows.limit_M[:count]))
         done = [
             (rows.tags[row], rows.take(row), "stop" if stopped_M[row] else "length") for row in ended.tolist()

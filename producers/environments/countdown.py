@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.producers.environments.arithmetic import judge
+from rollwire.producers.environments.demonstrations import Demonstrations, Part, lay_out
+from rollwire.producers.environments.drawing import pick
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.environment import Task, Turn, Verdict
 
@@ -57,14 +59,6 @@ class _Tree(NamedTuple):
     numbers: tuple[int, int, int]
     target: int
     text: str
-
-
-class Demonstrations(NamedTuple):
-    """`tokens_NW` is padded with `PAD_ID`; `loss_mask_NW` is True exactly on the completion, its end token included."""
-
-    tokens_NW: NDArray[np.int64]
-    loss_mask_NW: NDArray[np.bool_]
-    lengths_N: NDArray[np.int64]
 
 
 def problem_id(numbers: Sequence[int], target: int) -> str:
@@ -126,21 +120,15 @@ def _sides() -> dict[bool, tuple[_Tree, ...]]:
     return {side: tuple(trees) for side, trees in sides.items()}
 
 
-def _pick(purpose: str, seed: int, counter: int, choices: int) -> int:
-    """A draw from 0..choices-1 that is the same with every version of every library."""
-    digest = hashlib.blake2b(f"{purpose}:{seed}:{counter}".encode(), digest_size=16).digest()
-    return int.from_bytes(digest, "little") % choices
-
-
 def _shuffled(tree: _Tree, purpose: str, seed: int, counter: int) -> _Tree:
     """The same tree with its numbers in an order of their own; the solution stays."""
-    order = _ORDERS[_pick(f"{purpose} order", seed, counter, len(_ORDERS))]
+    order = _ORDERS[pick(f"{purpose} order", seed, counter, len(_ORDERS))]
     return tree._replace(numbers=(tree.numbers[order[0]], tree.numbers[order[1]], tree.numbers[order[2]]))
 
 
 def _drawn(purpose: str, seed: int, counter: int, *, held_out: bool) -> _Tree:
     trees = _sides()[held_out]
-    return _shuffled(trees[_pick(purpose, seed, counter, len(trees))], purpose, seed, counter)
+    return _shuffled(trees[pick(purpose, seed, counter, len(trees))], purpose, seed, counter)
 
 
 class Countdown:
@@ -181,20 +169,17 @@ class Countdown:
 
     def demonstrations(self, n: int, seed: int) -> Demonstrations:
         """`n` solved training tasks, as drawn, for supervised warm-up."""
-        rows: list[tuple[NDArray[np.int64], int]] = []
-        for counter in range(n):
-            tree = _drawn("demonstration", seed, counter, held_out=False)
-            prompt_P = encode_text(_prompt(tree))
-            ids = np.concatenate([prompt_P, encode_text(tree.text), [END_ID]])
-            rows.append((ids, prompt_P.size))
-        lengths_N = np.array([ids.size for ids, _ in rows], dtype=np.int64)
-        width = int(lengths_N.max(initial=0))
-        tokens_NW = np.full((n, width), PAD_ID, dtype=np.int64)
-        loss_mask_NW = np.zeros((n, width), dtype=np.bool_)
-        for row, (ids, prompt) in enumerate(rows):
-            tokens_NW[row, : ids.size] = ids
-            loss_mask_NW[row, prompt : ids.size] = True
-        return Demonstrations(tokens_NW, loss_mask_NW, lengths_N)
+        trees = [_drawn("demonstration", seed, counter, held_out=False) for counter in range(n)]
+        return lay_out(
+            [
+                (
+                    Part(encode_text(_prompt(tree)), False),
+                    Part(np.append(encode_text(tree.text), END_ID), True),
+                )
+                for tree in trees
+            ],
+            PAD_ID,
+        )
 
     def held_out_draws(self, n: int, seed: int) -> list[Task]:
         """`n` held-out tasks as they are drawn: problems with many solutions come more often."""

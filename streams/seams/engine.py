@@ -22,13 +22,14 @@ class SampleRequest(NamedTuple):
     seed: int  # the draws of a request depend on its own seed alone, not on its neighbours
     temperature: float = 1.0
     record_routes: bool = True
+    stop_ids: tuple[int, ...] = ()  # end the request as the end token does, and are kept
 
 
 class Sampled(NamedTuple):
     """A finished request."""
 
     request_id: str
-    token_ids: NDArray[np.int64]  # [N] sampled tokens, the end token included when it was sampled
+    token_ids: NDArray[np.int64]  # [N] sampled tokens, the token that ended it included
     logprobs: NDArray[np.float32]  # [N] log-softmax at temperature 1
     versions: NDArray[np.int64]  # [N] the version of the weights that sampled each token
     routes: NDArray[np.uint8] | None  # [P + N - 1, L, K] expert ids of every token that was an input

@@ -114,7 +114,7 @@ class MemoryEngine:
         each.tokens.append(token)
         each.logprobs.append(np.float32(logp_V[token]))
         each.versions.append(self._version)
-        if token == self._end_id:
+        if token == self._end_id or token in each.request.stop_ids:
             return self._sampled(each, "stop")
         if len(each.tokens) == each.request.max_new_tokens:
             return self._sampled(each, "length")

@@ -1,10 +1,10 @@
 """Events to bytes and back: the only door in and out of the log.
 
-Value: Avro single-object encoding, `C3 01`, the 8-byte little-endian CRC-64-AVRO fingerprint of the schema's parsing
-canonical form, the body. Headers: CloudEvents 1.0, Kafka binding, binary mode. Whatever passes `decode` is well-formed;
+Value: Avro, framed (`framing.py`): single-object encoding, or Confluent's wire format where `use_registry` named a schema
+registry; both are read. Headers: CloudEvents 1.0, Kafka binding, binary mode. Whatever passes `decode` is well-formed;
 `encode` applies the same checks, so that nothing is written that would be refused.
 
-Source of the framing: Apache Avro specification, "Single-object encoding"; of the headers: CloudEvents Kafka binding 1.0.2.
+Source of the headers: CloudEvents Kafka binding 1.0.2.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
-from fastavro.schema import fingerprint, to_parsing_canonical_form
+from fastavro.schema import SchemaParseException, fingerprint, to_parsing_canonical_form
 
 from rollwire.schemas import identity
 from rollwire.schemas.catalogue import TOPICS, TopicSpec, avro_folder
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.framing import CONFLUENT_BYTES, MARKER, PREFIX_BYTES, SchemaRegistry, confluent_id
 from rollwire.schemas.limits import SCAN_ABOVE, LimitExceeded, Malformed, compile_scan
 from rollwire.schemas.records import Event
 from rollwire.schemas.validate import check_time, validate
 
 Headers = Iterable[tuple[str, bytes | None]]
 
-MARKER: Final = b"\xc3\x01"
-PREFIX_BYTES: Final = 10  # marker and fingerprint
 CONTENT_TYPE: Final = b"application/avro"
 
 # What fastavro and msgspec raise over bytes or values that do not fit a schema (C59: several, not one).
@@ -59,6 +58,7 @@ class Schema(NamedTuple):
     spec: TopicSpec
     version: int
     fingerprint: bytes  # 8 bytes, as framed
+    text: str  # JSON, as a registry gets it
     avro: Any  # parsed by fastavro
     reader: Any  # the topic's current schema where this is an older one, else None
     scan: Callable[[bytes, int], int]
@@ -89,6 +89,7 @@ def build_schemas(spec: TopicSpec, files: Mapping[int, Any]) -> list[Schema]:
                 spec=spec,
                 version=released.version,
                 fingerprint=fingerprint_of(files[released.version]),
+                text=json.dumps(files[released.version]),
                 avro=avro,
                 reader=None if released is spec.current else current,
                 scan=compile_scan(files[released.version]),
@@ -118,6 +119,27 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_plain: Final = msgspec.msgpack.Decoder().decode
 
 
+class _Ids:
+    """A registry's ids, each asked for once."""
+
+    def __init__(self, registry: SchemaRegistry | None) -> None:
+        self.registry = registry
+        self.known: dict[int, Schema] = {}
+
+
+_ids = _Ids(None)
+
+
+def use_registry(registry: SchemaRegistry | None) -> SchemaRegistry | None:
+    """From now on this process writes Confluent's wire format and reads it by this registry; None: single-object encoding.
+
+    Set once when a process starts, before it reads or writes; gives what was set before.
+    """
+    global _ids
+    before, _ids = _ids.registry, _Ids(registry)
+    return before
+
+
 def schema_for(event_class: type[Event]) -> Schema:
     """The schema that events of a class are written under. Raises `Refused(wrong_schema)` for a class without a topic."""
     try:
@@ -142,9 +164,12 @@ def _checked_fields(event: Event, schema: Schema) -> Any:
 
 
 def encode_value(event: Event, schema: Schema) -> bytes:
-    """Marker, fingerprint and body. Raises `Refused`."""
+    """Head and body. Raises `Refused`; where a registry is set, what that raises."""
+    registry = _ids.registry
+    text = schema.text
+    head = MARKER + schema.fingerprint if registry is None else registry.head(schema.spec.name, text)
     out = io.BytesIO()
-    out.write(MARKER + schema.fingerprint)
+    out.write(head)
     try:
         schemaless_writer(out, schema.avro, _checked_fields(event, schema), strict=True)
     except _BAD_BODY as error:
@@ -155,9 +180,9 @@ def encode_value(event: Event, schema: Schema) -> bytes:
             "too_large",
             f"{type(event).__name__} is {len(value)} bytes, {schema.spec.name} takes {schema.spec.max_value_bytes}",
         )
-    if len(value) - PREFIX_BYTES > SCAN_ABOVE:
+    if len(value) - len(head) > SCAN_ABOVE:
         try:
-            schema.scan(value, PREFIX_BYTES)
+            schema.scan(value, len(head))
         except LimitExceeded as error:
             raise Refused("limit_exceeded", str(error)) from error
     return value
@@ -196,13 +221,13 @@ def _rfc3339(time_us: int) -> bytes:
 def decode(topic: str, value: bytes | None, headers: Headers, key: bytes | None = None) -> Event:
     """The event of a record, in the record's current class also where an older schema wrote it.
 
-    Raises `Refused` and nothing else. `key` is checked where it is given. A null value is refused on every topic:
+    Raises `Refused` and nothing else (where a registry is set: also what that raises). `key` is checked where it is given. A null value is refused on every topic:
     on a compacted one it is a delete, which is no event; ask `is_delete` first.
     """
     if value is None:
         raise Refused("tombstone_not_allowed", f"a null value on {topic} is no event")
-    schema = framed_schema(topic, value)
-    event = decode_value(value, schema)
+    schema, start = framed_schema(topic, value)
+    event = decode_value(value, schema, start)
     validate(event)
     _check_headers(event, schema, headers)
     if key is not None:
@@ -217,32 +242,61 @@ def is_delete(topic: str, value: bytes | None) -> bool:
     return value is None and topic in TOPICS and TOPICS[topic].compacted
 
 
-def framed_schema(topic: str, value: bytes) -> Schema:
-    """The schema a value says it was written under. Raises `Refused`: too large, not framed, unknown, of another topic."""
+def framed_schema(topic: str, value: bytes) -> tuple[Schema, int]:
+    """The schema a value says it was written under, and where its body starts.
+
+    Raises `Refused`: too large, not framed, unknown, of another topic.
+    """
     spec = TOPICS.get(topic)
     if spec is None:
         raise Refused("wrong_schema", f"{topic!r} is no topic of the catalogue")
     if len(value) > spec.max_value_bytes:
         raise Refused("too_large", f"the value is {len(value)} bytes, {topic} takes {spec.max_value_bytes}")
-    if len(value) < PREFIX_BYTES or value[:2] != MARKER:
+    if len(value) >= PREFIX_BYTES and value[:2] == MARKER:
+        start = PREFIX_BYTES
+        schema = _BY_FINGERPRINT.get(value[2:PREFIX_BYTES])
+        if schema is None:
+            raise Refused(
+                "unknown_schema", f"no released schema has the fingerprint {value[2:PREFIX_BYTES].hex()}"
+            )
+    elif (schema_id := confluent_id(value)) is not None:
+        start = CONFLUENT_BYTES
+        schema = _registered(schema_id)
+    else:
         raise Refused("not_framed", f"{len(value)} bytes starting with {value[:8].hex(' ')!r}")
-    schema = _BY_FINGERPRINT.get(value[2:PREFIX_BYTES])
-    if schema is None:
-        raise Refused(
-            "unknown_schema", f"no released schema has the fingerprint {value[2:PREFIX_BYTES].hex()}"
-        )
     if schema.spec is not spec:
         raise Refused("wrong_schema", f"a {schema.spec.name} event on {topic}")
+    return schema, start
+
+
+def _registered(schema_id: int) -> Schema:
+    """The released schema that a registry has under an id; what it has that is none of ours is never decoded with."""
+    ids = _ids
+    schema = ids.known.get(schema_id)
+    if schema is not None:
+        return schema
+    if ids.registry is None:
+        raise Refused("unknown_schema", f"schema id {schema_id}, and no schema registry is set")
+    text = ids.registry.schema_of(schema_id)
+    if text is None:
+        raise Refused("unknown_schema", f"the registry has no Avro schema with id {schema_id}")
+    try:
+        schema = _BY_FINGERPRINT.get(fingerprint_of(json.loads(text)))
+    except (*_BAD_BODY, RecursionError, SchemaParseException) as error:
+        raise Refused("unknown_schema", f"schema id {schema_id} is no Avro schema: {error}") from error
+    if schema is None:
+        raise Refused("unknown_schema", f"schema id {schema_id} of the registry is no released schema")
+    ids.known[schema_id] = schema
     return schema
 
 
-def decode_value(value: bytes, schema: Schema) -> Event:
-    """The body as a record; nothing is checked but its form. Raises `Refused`."""
+def decode_value(value: bytes, schema: Schema, start: int = PREFIX_BYTES) -> Event:
+    """The body, which begins at `start`, as a record; nothing is checked but its form. Raises `Refused`."""
     try:
-        if len(value) - PREFIX_BYTES > SCAN_ABOVE:
-            schema.scan(value, PREFIX_BYTES)
+        if len(value) - start > SCAN_ABOVE:
+            schema.scan(value, start)
         body = io.BytesIO(value)
-        body.seek(PREFIX_BYTES)
+        body.seek(start)
         fields = schemaless_reader(body, schema.avro, schema.reader)
         event = msgspec.convert(fields, schema.spec.record_class)
     except LimitExceeded as error:

@@ -12,6 +12,8 @@
     │   ├── Fenced                  another process took over this transactional id: stop
     │   ├── OffsetLost              a committed offset is no longer in the log (law 3: never skip ahead)
     │   └── SplitPair               a worker holds one half of a co-partitioned pair
+    ├── RegistryError               the schema registry refused a request (another schema under the subject, say)
+    │   └── RegistryUnavailable     did not answer in time (recoverable: nothing was refused or lost)
     ├── StoreError                  the object store
     │   ├── StoreUnavailable        did not answer in time (recoverable)
     │   ├── ObjectMissing           no such key
@@ -24,6 +26,7 @@
     │   └── DigestMismatch          the resulting state is not the published one
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
     ├── RankLost                    a process of the trainer died or did not answer in time
+    ├── MismatchDrift               trainer and sampler drift apart, and the trainer was told to pause then; exit code 3
     ├── ReplayDiverged              a replayed step gave other bits than the published ones
     └── DeadlineExceeded            a wait ended at its deadline (law 8)
 
@@ -88,6 +91,14 @@ class SplitPair(LogError):
     pass
 
 
+class RegistryError(RollwireError):
+    pass
+
+
+class RegistryUnavailable(RegistryError):
+    pass
+
+
 class StoreError(RollwireError):
     pass
 
@@ -134,6 +145,10 @@ class PlanViolation(RollwireError):
 
 class RankLost(RollwireError):
     pass
+
+
+class MismatchDrift(RollwireError):
+    exit_code = 3
 
 
 class ReplayDiverged(RollwireError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -9,6 +10,10 @@ import pytest
 
 from rollwire.ops.stack import StackInfo, running_stack
 from rollwire.ops.topics import apply_topics
+
+# A shell that starts a job in the background has it ignore SIGINT, and whatever that job starts; here processes are
+# started to be interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,15 +30,22 @@ SMALL = (
 )
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, which is ended with the block whatever happens."""
     sets = [part for value in SMALL for part in ("--set", value)] if "--continue" not in arguments else []
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*rollwire_command(), "demo", "--plain", "--dir", str(folder), *sets, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=child_environment(os.environ),
     )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -55,16 +64,16 @@ def processes_of(folder: Path) -> list[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for left-over processes in /proc")
 def test_a_demo_runs_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     folder, figures = tmp_path / "rw", tmp_path / "demo.json"
-    first = start(folder, "--steps", "40")
-    seen = ""
-    assert first.stdout is not None
-    for line in first.stdout:
-        seen += line
-        if "step 0/" not in line and "step " in line and "held-out" in line:
-            break  # training has begun
-    first.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    rest = first.communicate(timeout=60)[0]
+    with demo(folder, "--steps", "40") as first:
+        seen = ""
+        assert first.stdout is not None
+        for line in first.stdout:
+            seen += line
+            if "step 0/" not in line and "step " in line and "held-out" in line:
+                break  # training has begun
+        first.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        rest = first.communicate(timeout=60)[0]
     assert first.returncode == 130, seen + rest
     assert "--continue" in rest
     assert time.monotonic() - began < 45
@@ -78,8 +87,8 @@ def test_a_demo_runs_is_interrupted_and_goes_on(tmp_path: Path) -> None:
         if "version=" in text
     )
     steps = done + 4
-    second = start(folder, "--continue", "--steps", str(steps), "--json", str(figures))
-    text = second.communicate(timeout=300)[0]
+    with demo(folder, "--continue", "--steps", str(steps), "--json", str(figures)) as second:
+        text = second.communicate(timeout=300)[0]
     assert second.returncode == 0, text
     assert len(runs(folder)) == 1
     assert (runs(folder)[-1] / "curves.png").stat().st_size > 10_000
@@ -92,8 +101,8 @@ def test_a_demo_runs_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_wrong_setting_starts_nothing(tmp_path: Path) -> None:
-    run = start(tmp_path / "rw", "--set", "trainer.learning_rat=1")
-    text = run.communicate(timeout=60)[0]
+    with demo(tmp_path / "rw", "--set", "trainer.learning_rat=1") as run:
+        text = run.communicate(timeout=60)[0]
     assert run.returncode == 2
     assert "learning_rate" in text
     assert not (tmp_path / "rw").exists()

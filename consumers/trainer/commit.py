@@ -1,9 +1,10 @@
 """The commit pipeline: one transaction a step, strictly in step order, while the next step computes (law 3).
 
 For step n, in the background: its checkpoint's vectors (when one is due), then its version's objects (the publisher's
-future), then the checkpoint's manifest, then *one* transaction with the offsets of all ranks, `train-steps` and
-`weight-versions`. Any doubt about the transaction means a new producer, which reads the committed offsets to learn the
-outcome (law 4). The first failure stops the pipeline: later steps are never committed, their owner discards them.
+future), then the checkpoint's manifest, then *one* transaction with the offsets of all ranks, `train-steps`,
+`weight-versions` and the step's notices. Any doubt about the transaction means a new producer, which reads the committed
+offsets to learn the outcome (law 4). The first failure stops the pipeline: later steps are never committed, their owner
+discards them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 import structlog
 
 from rollwire.schemas.errors import DeadlineExceeded, Fenced, LogError, OffsetLost, RollwireError
-from rollwire.schemas.records import Claim, TrainStep, WeightVersion
+from rollwire.schemas.records import Claim, Event, Notice, TrainStep, WeightVersion
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition, TransactionalWriter
@@ -44,6 +45,7 @@ class Taken(NamedTuple):
     checkpoint: CheckpointWriter | None
     before: Mapping[TopicPartition, int]  # committed offsets before it, empty if there are none
     offsets: Mapping[TopicPartition, int]  # after it
+    notices: tuple[Notice, ...] = ()  # what the step made known
 
 
 class Committer:
@@ -176,7 +178,8 @@ class Committer:
 
     def _commit(self, taken: Taken, version: WeightVersion, step: TrainStep | None) -> None:
         now_us = self._clock.now_us()
-        events = (version,) if step is None else (step, version)
+        events: tuple[Event, ...] = (version,) if step is None else (step, version)
+        events += taken.notices
         records = [outgoing(event, source=self._source, time_us=now_us) for event in events]
         deadline_s = self._clock.monotonic_s() + self._commit_deadline_s
         while True:

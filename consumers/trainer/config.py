@@ -60,6 +60,27 @@ class TrainerConfig(CorrectionConfig):
         default=10, ge=0, description="Measure the mismatch with a free router at every Nth step; 0 = never."
     )
 
+    # What is watched: |log pi - log mu| over the trained tokens of each environment and fleet.
+    mismatch_bound: float | None = Field(
+        default=None, gt=0, description="Bound of its 99th percentile, nats; none = nothing is watched."
+    )
+    mismatch_steps: int = Field(
+        default=5, ge=1, description="Steps in a row beyond the bound that raise an alarm (a notice)."
+    )
+    mismatch_min_tokens: int = Field(
+        default=100,
+        ge=1,
+        description="Tokens that a percentile needs to be judged: with fewer, a step neither adds to the row nor ends it.",
+    )
+    mismatch_action: Literal["warn", "pause"] = Field(
+        default="warn",
+        description="At an alarm: go on, or end after the step that raised it is committed. A paused trainer starts again "
+        "when the alarm is accepted, or under another bound or action.",
+    )
+    mismatch_accepted_step: int = Field(
+        default=0, ge=0, description="Alarms up to this step are accepted: they pause no trainer that starts."
+    )
+
     # Durability.
     checkpoint_every: int = Field(default=25, ge=1, description="Checkpoint at every Kth step.")
     max_uncommitted: int = Field(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.consumers.trainer.measure import lag_histogram
-from rollwire.kernels.mismatch import mismatch
+from rollwire.kernels.mismatch import mismatch, mismatch_by
 from rollwire.schemas.errors import PlanViolation
 from rollwire.schemas.records import OffsetRange, PackedBatch, TrainStep
 
@@ -26,6 +26,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     mu: bytes  # [S] f4 log mu as sampled
     free_pi: bytes | None  # [S] f4 log pi with a free router; None = not measured
     versions: bytes  # [S] i8
+    sources: tuple[tuple[str, str], ...]  # environment and fleet, one a sequence
+    source_of: bytes  # [S] i8: which of `sources` each token is from
     entropy_sum: float  # nats
     truncated: int  # tokens whose ratio hit its bound
     routes_differing: int  # (token, layer) pairs whose set of experts differs from the recorded one
@@ -55,6 +57,12 @@ def train_step(
     versions_S = _joined([one.versions for one in figures], "<i8")
     if pi_S.size == 0:
         raise PlanViolation(f"the plan of step {plan.step} trains on no token")
+    # Every rank numbers its sources from 0.
+    first = np.cumsum([0, *(len(one.sources) for one in figures)])
+    source_S = np.concatenate(
+        [np.frombuffer(one.source_of, "<i8") + at for one, at in zip(figures, first[:-1], strict=True)]
+    )
+    sources = [source for one in figures for source in one.sources]
     same_S = versions_S == plan.base_version
     free = [one.free_pi for one in figures if one.free_pi is not None]
     compared = sum(one.routes_compared for one in figures)
@@ -87,6 +95,7 @@ def train_step(
         state_digest="",
         settings=settings,
         finished_us=0,
+        mismatch_by=mismatch_by(pi_S, mu_S, versions_S, source_S, sources),
         masked_low=sum(one.masked_low for one in figures),
         masked_high=sum(one.masked_high for one in figures),
         rejected_sequences=sum(one.rejected_sequences for one in figures),

@@ -51,6 +51,8 @@ def add_gradients(
     free_settings = settings.model_copy(update={"replay_routes": False})
     loss, entropy_sum, truncated, differing, compared = 0.0, 0.0, 0, 0, 0
     left_out = np.zeros(4, np.int64)
+    sources: list[tuple[str, str]] = []
+    source_of: list[bytes] = []
     pi: list[bytes] = []
     free_pi: list[bytes] = []
     for work in works:
@@ -76,6 +78,8 @@ def add_gradients(
         entropy_sum += float(result.entropy_S.sum(dtype=torch.float64))
         truncated += int(result.truncated_S.sum())
         left_out += _left_out(result.kept, batch.sequence_S)
+        source_of.append((batch.sequence_S.numpy() + len(sources)).astype("<i8").tobytes())
+        sources.extend(arrays.sources_B)
         pi.append(result.logp_S.numpy().tobytes())
     return Figures(
         loss=loss,
@@ -83,6 +87,8 @@ def add_gradients(
         mu=b"".join(work.arrays.logp_S.tobytes() for work in works),
         free_pi=b"".join(free_pi) if len(free_pi) == len(works) and measure_free else None,
         versions=b"".join(work.arrays.versions_S.tobytes() for work in works),
+        sources=tuple(sources),
+        source_of=b"".join(source_of),
         entropy_sum=entropy_sum,
         truncated=truncated,
         routes_differing=differing,

@@ -21,6 +21,7 @@ class Arrays(NamedTuple):
     logp_S: NDArray[np.float32]  # log mu, as sampled
     versions_S: NDArray[np.int64]
     advantages_B: NDArray[np.float32]
+    sources_B: tuple[tuple[str, str], ...]  # environment and fleet; "" = not known
 
 
 class Expected(NamedTuple):
@@ -72,6 +73,7 @@ def _arrays(batch: PackedBatch, index: int, micro: Microbatch) -> Arrays:
         logp_S=np.frombuffer(micro.logprobs, "<f4"),
         versions_S=np.frombuffer(micro.versions, "<i8"),
         advantages_B=np.frombuffer(micro.advantages, "<f4"),
+        sources_B=tuple(zip(_labels(micro, micro.environments), _labels(micro, micro.fleets), strict=True)),
     )
     # Lengths, boundaries and budget hold for whatever passed the codec; the lag is asserted again, for every token.
     if arrays.versions_S.size:
@@ -82,6 +84,10 @@ def _arrays(batch: PackedBatch, index: int, micro: Microbatch) -> Arrays:
                 f"{batch.max_lag_versions} behind {batch.base_version} are allowed"
             )
     return arrays
+
+
+def _labels(micro: Microbatch, labels: tuple[str, ...]) -> tuple[str, ...]:
+    return labels or ("",) * len(micro.rollout_ids)
 
 
 def _name(batch: PackedBatch) -> str:

@@ -29,7 +29,8 @@ from rollwire.streams.seams.store_memory import MemoryStore
 _EPOCH_US = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 _PROMPT = 4
 TOPICS: Final = {
-    name: CATALOGUE[name].partitions for name in (TRACES, "packed-batches", "train-steps", "weight-versions")
+    name: CATALOGUE[name].partitions
+    for name in (TRACES, "packed-batches", "train-steps", "weight-versions", "notices")
 }
 
 
@@ -180,4 +181,6 @@ def _microbatch(made: Sequence[Rolled], versions: Sequence[int], traces: Sequenc
         versions=np.repeat(np.array(versions, "<i8"), sampled).tobytes(),
         advantages=np.array([one.advantage for one in made], "<f4").tobytes(),
         traces=tuple(traces),
+        environments=("rehearsal",) * len(made),
+        fleets=tuple(f"fleet-{index % 2}" for index in range(len(made))),
     )

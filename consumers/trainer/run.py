@@ -46,7 +46,7 @@ def run_trainer(
     When a version cannot be published (store or broker away beyond their deadlines), the steps that are not committed
     are discarded and the trainer starts again from its checkpoint, at most `max_restarts` times in a row without
     progress. Raises then what stopped it, and at once: `Fenced` (another trainer took over), `PlanViolation`,
-    `OffsetLost`, `ReplayDiverged`, `RankLost`, `ConfigError`, `StateMismatch`.
+    `OffsetLost`, `ReplayDiverged`, `MismatchDrift` (paused, the step that raised the alarm being committed), `RankLost`, `ConfigError`, `StateMismatch`.
     """
     run = Run(
         log=log,

@@ -18,6 +18,7 @@ import torch
 from rollwire.consumers.trainer.checkpoint import DueCheckpoint, load_checkpoint, parameter_layout
 from rollwire.consumers.trainer.commit import Committer, Taken
 from rollwire.consumers.trainer.config import TrainerConfig
+from rollwire.consumers.trainer.drift import START, judge, judge_all, notices, pause_text, pauses, rule_of
 from rollwire.consumers.trainer.figures import train_step
 from rollwire.consumers.trainer.history import (
     BATCHES,
@@ -36,8 +37,8 @@ from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublis
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig, hf_config
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import ConfigError, DeadlineExceeded, OffsetLost, ReplayDiverged
-from rollwire.schemas.records import OffsetRange, TrainStep, WeightVersion
+from rollwire.schemas.errors import ConfigError, DeadlineExceeded, MismatchDrift, OffsetLost, ReplayDiverged
+from rollwire.schemas.records import Notice, OffsetRange, TrainStep, WeightVersion
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
 from rollwire.streams.seams.store import ObjectStore
@@ -80,6 +81,8 @@ class Session:
         self._version = 0
         self._last: WeightVersion | None = None
         self._committed_version = -1
+        self._rule = rule_of(run.config)
+        self._drift = START
         name = f"{run.prefix}trainer"
         # First of all: when this returns, an older trainer is fenced and its last transaction is decided.
         writer = run.log.transactional_writer(name)
@@ -112,7 +115,10 @@ class Session:
         return self._last is not None
 
     def run(self) -> WeightVersion | None:
-        """Trains until the stop event or `until_step`; returns the last version this lineage has committed."""
+        """Trains until the stop event or `until_step`; returns the last version this lineage has committed.
+
+        Raises `MismatchDrift` when a step's alarm pauses the trainer, that step being committed.
+        """
         run = self._run
         history = self._history()
         ranks = self._ranks = RankGroup(
@@ -132,11 +138,15 @@ class Session:
                 return last
         elif not self._anchor(ranks):
             return None
-        while not run.stop.is_set() and (run.until_step is None or self._version < run.until_step):
+        paused = False
+        while not (paused or run.stop.is_set()) and (
+            run.until_step is None or self._version < run.until_step
+        ):
             self._committer.check()
             heads = ranks.read(_POLL_S)
             if heads is not None and self._wait_for_room():
                 self._take_step(ranks, heads)
+                paused = pauses(self._drift, self._config)
         drained = self._committer.wait_below(
             1,
             self._config.shutdown_s * _DRAIN_SHARE
@@ -147,6 +157,8 @@ class Session:
             _log.warning(
                 "trainer.left_uncommitted", version=self._version, note="the next start replays them"
             )
+        elif paused and self._rule is not None:
+            raise MismatchDrift(pause_text(self._drift, self._rule))
         return self._last or last
 
     def close(self) -> None:
@@ -180,6 +192,10 @@ class Session:
 
     def _resume(self, ranks: RankGroup, history: History) -> bool:
         run = self._run
+        if self._rule is not None:
+            self._drift = judge_all(history.steps, self._rule)
+            if pauses(self._drift, self._config):
+                raise MismatchDrift(pause_text(self._drift, self._rule))
         resume = plan_resume(
             history,
             run.log.committed(self._group_id, self._partitions),
@@ -282,7 +298,24 @@ class Session:
         self._offsets = tuple(head.end for head in heads)
         self._version = plan.base_version + 1
         due = plan.step % self._config.checkpoint_every == 0
-        self._hand_over(ranks, ranks.local.weights.snapshot() if due else None, step=event, before=before)
+        self._hand_over(
+            ranks,
+            ranks.local.weights.snapshot() if due else None,
+            step=event,
+            before=before,
+            made_known=self._watch(event),
+        )
+
+    def _watch(self, step: TrainStep) -> tuple[Notice, ...]:
+        """Judges the step's mismatch; the notices go into its transaction."""
+        run, rule = self._run, self._rule
+        if rule is None:
+            return ()
+        self._drift = judge(self._drift, step, rule)
+        made = notices(self._drift, rule, model=run.model, lineage=run.lineage, at_us=run.clock.now_us())
+        for notice in made:
+            _log.warning("trainer." + notice.name, text=notice.text)
+        return made
 
     def _hand_over(
         self,
@@ -291,6 +324,7 @@ class Session:
         *,
         step: TrainStep | None,
         before: dict[TopicPartition, int],
+        made_known: tuple[Notice, ...] = (),
     ) -> None:
         """Positions and weights as they are now go to the background; the next step may begin."""
         run = self._run
@@ -307,7 +341,9 @@ class Session:
                 settings=self._settings,
             )
         published = self._publisher.submit(self._version, self._version, ranks.local.weights.published())
-        self._committer.take(Taken(self._version, step, published, checkpoint, before, self._position()))
+        self._committer.take(
+            Taken(self._version, step, published, checkpoint, before, self._position(), made_known)
+        )
 
     def _wait_for_room(self) -> bool:
         """False when stopped meanwhile: the plan just read stays untaken."""

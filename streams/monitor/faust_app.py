@@ -30,6 +30,7 @@ FOLDED: Final = (
     "weight-versions",
     "fleet-status",
     "evaluations",
+    "notices",
     "group-fates",
     "dead-letters",
 )

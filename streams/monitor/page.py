@@ -20,11 +20,14 @@ from rollwire.schemas.records import (
     FleetStatus,
     GroupFate,
     LagCount,
+    MismatchBy,
+    Notice,
     TrainStep,
     WeightVersion,
 )
 
 SERIES_MAX: Final = 5_000  # points of a curve; the oldest leave first
+NOTICES: Final = 20  # the last notices
 RECENT: Final = 256  # pauses and delta sizes that medians are taken over
 
 
@@ -90,6 +93,15 @@ class LetterCount(_Row, frozen=True, kw_only=True):
     events: int
 
 
+class Told(_Row, frozen=True, kw_only=True):
+    """A notice."""
+
+    name: str
+    severity: str
+    text: str
+    at_us: int
+
+
 class Rate(_Row, frozen=True, kw_only=True):
     """From end offsets: transaction markers count too."""
 
@@ -112,6 +124,8 @@ class Page(_Row, frozen=True, kw_only=True):
     lag_histogram: tuple[LagCount, ...] = ()  # trained tokens of the last step, by lag in versions
     lag_max: int = 0  # of the last step
     lag_max_ever: int = 0
+    mismatch: tuple[MismatchBy, ...] = ()  # of the last step, by environment, fleet and version
+    notices: tuple[Told, ...] = ()  # the last `NOTICES`, newest first
     fates: tuple[FateCount, ...] = ()  # most frequent first
     dead_letters: tuple[LetterCount, ...] = ()  # most frequent first
     full_bytes: int = 0  # of the latest version
@@ -141,6 +155,8 @@ def fold(page: Page, event: Event, at_us: int) -> Page:
             changed = _status(page, event)
         case Evaluation():
             changed = _evaluation(page, event)
+        case Notice():
+            changed = _notice(page, event)
         case GroupFate():
             changed = msgspec.structs.replace(page, fates=_count_fate(page.fates, event))
         case DeadLetter():
@@ -204,6 +220,7 @@ def _step(page: Page, event: TrainStep) -> Page:
         lineage=event.lineage,
         lag_histogram=event.lag_histogram,
         lag_max=event.max_lag,
+        mismatch=event.mismatch_by,
         tokens_per_s=point.tokens_per_s,
     )
 
@@ -269,6 +286,14 @@ def _evaluation(page: Page, event: Evaluation) -> Page:
     return msgspec.structs.replace(
         page, evaluations=_keep(page.evaluations, point, lambda old: (old.suite, old.version))
     )
+
+
+def _notice(page: Page, event: Notice) -> Page:
+    told = Told(name=event.name, severity=event.severity, text=event.text, at_us=event.at_us)
+    if told in page.notices:
+        return page
+    ordered = sorted((told, *page.notices), key=lambda one: -one.at_us)
+    return msgspec.structs.replace(page, notices=tuple(ordered[:NOTICES]))
 
 
 def _count_fate(fates: tuple[FateCount, ...], event: GroupFate) -> tuple[FateCount, ...]:

@@ -16,13 +16,15 @@ from rollwire.schemas.records import (
     FleetStatus,
     GroupFate,
     LagCount,
+    MismatchBy,
+    Notice,
     Score,
     TrainStep,
     WeightVersion,
 )
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.monitor.config import MonitorConfig, config_from_environment
-from rollwire.streams.monitor.page import RECENT, Page, fold, from_json, to_json
+from rollwire.streams.monitor.page import NOTICES, RECENT, Page, fold, from_json, to_json
 from rollwire.streams.monitor.state import MonitorState
 from rollwire.streams.seams.log import Record, TopicPartition
 
@@ -137,6 +139,34 @@ def test_fates_are_counted_by_reason() -> None:
     stale = msgspec.structs.replace(fate, fate="dropped", reason="stale", decided_by="pack")
     page = folded([stale, stale, msgspec.structs.replace(stale, reason="over_budget")])
     assert [(f.reason, f.groups) for f in page.fates] == [("stale", 2), ("over_budget", 1)]
+
+
+def test_the_last_steps_mismatch_is_shown_by_fleet() -> None:
+    row = MismatchBy(version=None, environment="countdown", fleet="a", tokens=8, p50=0.0, p99=0.5, max=1.0)
+    rows = (row, msgspec.structs.replace(row, version=1))
+    page = fold(Page(), step(2, mismatch_by=rows), NOW_US)
+    assert page.mismatch == rows
+    assert fold(page, step(1, mismatch_by=()), NOW_US).mismatch == rows
+    assert fold(page, step(3, mismatch_by=()), NOW_US).mismatch == ()
+
+
+def test_the_newest_notices_are_shown_once() -> None:
+    made = [
+        Notice(
+            model="policy",
+            name="mismatch_drift",
+            severity="alarm",
+            text=str(n),
+            attributes={},
+            at_us=NOW_US + n,
+        )
+        for n in range(NOTICES + 5)
+    ]
+    page = Page()
+    for notice in [*made, made[-1], made[0]]:
+        page = fold(page, notice, NOW_US)
+    assert [told.text for told in page.notices] == [str(n) for n in range(NOTICES + 4, 4, -1)]
+    assert page.notices[0].severity == "alarm"
 
 
 def test_a_page_with_every_example_survives_json() -> None:

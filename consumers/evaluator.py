@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +25,7 @@ from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.engine import Engine, Sampled, SampleRequest
 from rollwire.streams.seams.environment import Environment, Task, Verdict
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.turns import after_stretch
 from rollwire.streams.seams.weights import Staged, WeightSource
 
 _log = structlog.get_logger()
@@ -132,9 +134,62 @@ def summarise(verdicts: Sequence[Sequence[Verdict]], sampled: Sequence[Sampled])
     )
 
 
-def sample_seed(seed: int, suite: str, task: int, sample: int) -> int:
-    digest = hashlib.blake2b(f"{seed}:{suite}:{task}:{sample}".encode(), digest_size=8).digest()
+def sample_seed(seed: int, suite: str, task: int, sample: int, tokens_used: int = 0) -> int:
+    """63 bits for one stretch of one sample: the first one, or the one behind `tokens_used` tokens."""
+    parts = (seed, suite, task, sample, *((tokens_used,) if tokens_used else ()))
+    digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+class _Sample:
+    """One sample being made: all its tokens, and the stretches of them that were sampled."""
+
+    def __init__(self, task: Task, suite: str, index: int, sample: int) -> None:
+        self.task = task
+        self.request_id = f"{suite}/{index}/{sample}"
+        self.finish_reason: str | None = None
+        self._origin = (suite, index, sample)
+        self._tokens_T = task.prompt_ids
+        self._stretches: list[Sampled] = []
+
+    def request(self, max_new_tokens: int, config: EvaluatorConfig) -> SampleRequest:
+        return SampleRequest(
+            request_id=self.request_id,
+            prompt_ids=self._tokens_T,
+            max_new_tokens=max_new_tokens,
+            seed=sample_seed(config.seed, *self._origin, self._tokens_used),
+            temperature=config.temperature,
+            record_routes=False,
+            stop_ids=self.task.stop_ids,
+        )
+
+    def add(self, stretch: Sampled, environment: Environment) -> int | None:
+        """How many tokens may be sampled next; None = the sample has ended."""
+        self._stretches.append(stretch)
+        self._tokens_T = np.concatenate([self._tokens_T, stretch.token_ids])
+        follows = after_stretch(
+            environment, self.task.task, self.whole().token_ids, self._tokens_used, stretch.finish_reason
+        )
+        self.finish_reason = follows.finish_reason
+        if follows.finish_reason is not None:
+            return None
+        self._tokens_T = np.concatenate([self._tokens_T, follows.tool_ids])
+        return follows.max_new_tokens
+
+    def whole(self) -> Sampled:
+        """Its sampled tokens end to end, as if they were one stretch."""
+        return Sampled(
+            self.request_id,
+            np.concatenate([stretch.token_ids for stretch in self._stretches]),
+            np.concatenate([stretch.logprobs for stretch in self._stretches]),
+            np.concatenate([stretch.versions for stretch in self._stretches]),
+            None,
+            self.finish_reason or self._stretches[-1].finish_reason,
+        )
+
+    @property
+    def _tokens_used(self) -> int:
+        return self._tokens_T.size - self.task.prompt_ids.size
 
 
 def run_suite(
@@ -145,37 +200,32 @@ def run_suite(
     Raises `ConfigError` where a sample carries another version: then the score would belong to none.
     """
     version = engine.version
-    requests = [
-        SampleRequest(
-            request_id=f"{suite.name}/{index}/{sample}",
-            prompt_ids=task.prompt_ids,
-            max_new_tokens=environment.max_new_tokens,
-            seed=sample_seed(config.seed, suite.name, index, sample),
-            temperature=config.temperature,
-            record_routes=False,
-        )
+    by_task = [
+        [_Sample(task, suite.name, index, sample) for sample in range(suite.samples_per_task)]
         for index, task in enumerate(suite.tasks)
-        for sample in range(suite.samples_per_task)
     ]
-    engine.submit(requests)
-    finished: dict[str, Sampled] = {}
+    samples = {sample.request_id: sample for task in by_task for sample in task}
+    engine.submit([sample.request(environment.max_new_tokens, config) for sample in samples.values()])
     while engine.running:
         if stop.is_set():
             engine.abort()
             return None
-        for sampled in engine.step():
-            if (sampled.versions != version).any():
-                raise ConfigError(f"{sampled.request_id} was not sampled by version {version} alone")
-            finished[sampled.request_id] = sampled
+        for stretch in engine.step():
+            if (stretch.versions != version).any():
+                raise ConfigError(f"{stretch.request_id} was not sampled by version {version} alone")
+            sample = samples[stretch.request_id]
+            left = sample.add(stretch, environment)
+            if left is not None:
+                engine.submit([sample.request(left, config)])
     verdicts = [
         [
-            environment.score(task.task, each.token_ids, each.finish_reason)
-            for sample in range(suite.samples_per_task)
-            for each in (finished[f"{suite.name}/{index}/{sample}"],)
+            environment.score(sample.task.task, whole.token_ids, whole.finish_reason)
+            for sample in task
+            for whole in (sample.whole(),)
         ]
-        for index, task in enumerate(suite.tasks)
+        for task in by_task
     ]
-    return summarise(verdicts, list(finished.values()))
+    return summarise(verdicts, [sample.whole() for sample in samples.values()])
 
 
 def run_evaluator(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from rollwire.consumers.evaluator import (
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded
 from rollwire.schemas.records import Evaluation
 from rollwire.streams.emit import decode_record
-from rollwire.streams.seams.engine import Sampled
+from rollwire.streams.seams.engine import Sampled, SampleRequest
 from rollwire.streams.seams.engine_memory import MemoryEngine
 from rollwire.streams.seams.environment import Task, Turn, Verdict
 from rollwire.streams.seams.log import TopicPartition
@@ -184,6 +185,70 @@ def test_a_stop_ends_a_suite_without_a_score() -> None:
     suite = Suite("parity.heldout", Parity().held_out_draws(20, 0), 2)
     assert run_suite(subject, Parity(), suite, SMALL, stop) is None
     assert subject.running == 0
+
+
+class Relay(Parity):
+    """A sampled 3 asks for the tool, which says 4 and 5; three questions end it. Right where the sampled tokens end in 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_new_tokens = 12
+
+    def reset(self, seed: int, *, held_out: bool = False) -> Task:
+        return super().reset(seed, held_out=held_out)._replace(stop_ids=(3,))
+
+    def step(self, task: str, sampled_ids: NDArray[np.int64]) -> Turn:
+        asks = sampled_ids[-1] == 3 and np.count_nonzero(sampled_ids == 3) < 3
+        return Turn(not asks, np.array([4, 5] if asks else [], dtype=np.int64))
+
+    def score(self, task: str, sampled_ids: NDArray[np.int64], finish_reason: str) -> Verdict:
+        return Verdict(float(sampled_ids[-1] == 1), (), finish_reason)
+
+
+class Recording(MemoryEngine):
+    """Keeps what it was asked and what it returned, by request."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=10, end_id=1, max_running=64)
+        self.asked: dict[str, list[SampleRequest]] = {}
+        self.returned: dict[str, list[Sampled]] = {}
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        for request in requests:
+            self.asked.setdefault(request.request_id, []).append(request)
+        super().submit(requests)
+
+    def step(self) -> list[Sampled]:
+        finished = super().step()
+        for each in finished:
+            self.returned.setdefault(each.request_id, []).append(each)
+        return finished
+
+
+def test_the_evaluator_takes_the_turns_that_the_fleet_takes() -> None:
+    relay, subject = Relay(), Recording()
+    subject.swap(0, {})
+    suite = Suite("relay.heldout", relay.distinct_held_out(60, 0), 4)
+    again = Recording()
+    again.swap(0, {})
+    scores = run_suite(subject, relay, suite, SMALL, threading.Event())
+    assert scores is not None
+    right, sampled_tokens, turns = 0, 0, []
+    for request_id, asked in subject.asked.items():
+        returned = subject.returned[request_id]
+        assert len(asked) == len(returned) == len({request.seed for request in asked})
+        turns.append(len(asked))
+        start = asked[0].prompt_ids
+        for request, before, after in zip(asked, returned, asked[1:], strict=False):
+            said = [*request.prompt_ids, *before.token_ids, 4, 5]
+            assert after.prompt_ids.tolist() == said
+            assert after.max_new_tokens == relay.max_new_tokens - (len(said) - start.size)
+        sampled_tokens += sum(each.token_ids.size for each in returned)
+        right += int(returned[-1].token_ids[-1]) == 1
+    assert set(turns) == {1, 2, 3}
+    assert scores.accuracy == right / 240
+    assert scores.mean_tokens == sampled_tokens / 240
+    assert run_suite(again, relay, suite, SMALL, threading.Event()) == scores
 
 
 @pytest.mark.parametrize(

@@ -205,3 +205,23 @@ def test_sampling_before_the_first_version_is_an_error(subject: Subject) -> None
     engine.submit(requests(1))
     with pytest.raises(RollwireError, match="swap"):
         engine.step()
+
+
+def test_a_stop_token_ends_its_own_request_alone(subject: Subject) -> None:
+    asked = requests(40, max_new_tokens=30)
+    plain, stopping = subject.serving(), subject.serving()
+    plain.submit(asked)
+    free = drain(plain)
+    stopping.submit([r._replace(stop_ids=(5, 7)) if i % 2 else r for i, r in enumerate(asked)])
+    stopped = drain(stopping)
+    shorter = 0
+    for i, request in enumerate(asked):
+        before, after = free[request.request_id].token_ids, stopped[request.request_id].token_ids
+        stops = np.flatnonzero(np.isin(before, (5, 7))) if i % 2 else np.empty(0, np.int64)
+        end = int(stops[0]) + 1 if stops.size else before.size
+        # The same draws, up to and with the first stop token.
+        assert np.array_equal(after, before[:end])
+        if stops.size:
+            assert stopped[request.request_id].finish_reason == "stop"
+            shorter += end < before.size
+    assert shorter > 3

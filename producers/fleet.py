@@ -59,6 +59,9 @@ class FleetConfig(BaseModel):
     )
     seed: int = Field(default=0, ge=0, description="of the tasks and the samples")
     record_routes: bool = Field(default=True, description="write routing traces")
+    pack_routes: bool = Field(
+        default=True, description="write expert ids in as few bits as they need; off, one byte an id"
+    )
     num_experts: int = Field(default=8, ge=1, description="experts of a MoE layer, told by the traces")
     moe_layers: tuple[int, ...] | None = Field(
         default=None, description="global indices of the MoE layers; None = every layer"
@@ -195,6 +198,7 @@ class _Fleet:
             temperature=config.temperature,
             num_experts=config.num_experts,
             moe_layers=config.moe_layers,
+            pack_routes=config.pack_routes,
         )
         self._slots = Slots(config.max_open_groups)
         self._running: dict[str, Trajectory] = {}

@@ -6,11 +6,13 @@ P prompt tokens, N sampled tokens of one turn, T all tokens, S all sampled token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollwire.kernels.routing.codec import Packed, encode_routes
+from rollwire.kernels.routing.merge import RouteMerge
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.ids import rollout_id
 from rollwire.schemas.records import FinishReason, Rollout, RoutingTrace, Segment, Span
@@ -32,6 +34,7 @@ class Origin(NamedTuple):
     temperature: float
     num_experts: int  # of a MoE layer; only told by a trace
     moe_layers: tuple[int, ...] | None  # global indices; None = all layers are MoE layers
+    pack_routes: bool = True  # write expert ids in as few bits as they need; False = one byte an id
 
 
 class Finished(NamedTuple):
@@ -83,10 +86,8 @@ class Trajectory:
         self._segments: list[Segment] = []
         self._logprobs: list[NDArray[np.float32]] = []
         self._versions: list[NDArray[np.int64]] = []
-        self._routes: list[NDArray[np.uint8]] = []
+        self._routes = RouteMerge()
         self._length = 0
-        self._rows = 0
-        self._routes_complete = True
         self._add("prompt", task.prompt_ids)
 
     @property
@@ -119,21 +120,11 @@ class Trajectory:
             )
         if count == 0:
             return
-        before = self._length
+        if sampled.routes is not None:
+            self._add_routes(sampled, sampled.routes)
         self._add("sampled", sampled.token_ids)
         self._logprobs.append(sampled.logprobs)
         self._versions.append(sampled.versions)
-        if sampled.routes is None:
-            self._routes_complete = False
-            return
-        rows = before + count - 1
-        if sampled.routes.ndim != 3 or sampled.routes.shape[0] != rows:
-            raise ConfigError(
-                f"request {sampled.request_id}: {sampled.routes.shape[0]} rows of routes, expected {rows}"
-            )
-        # A later turn runs the earlier tokens again, under newer weights: the routes that were used first stay.
-        self._routes.append(sampled.routes[self._rows :])
-        self._rows = rows
 
     def add_tool(self, tool_ids: NDArray[np.int64]) -> None:
         if tool_ids.size:
@@ -183,13 +174,43 @@ class Trajectory:
         self._tokens.append(ids)
         self._length += ids.size
 
+    def _add_routes(self, sampled: Sampled, routes_RLK: NDArray[np.integer[Any]]) -> None:
+        tokens = self._length + sampled.token_ids.size
+        # The row of a token's input was computed with the weights that sampled the token behind it.
+        versions_R = sampled.versions
+        if sampled.routes_of_last:
+            versions_R = np.append(versions_R, versions_R[-1])
+        lead = len(routes_RLK) - versions_R.size
+        if lead > 0:
+            versions_R = np.concatenate([np.full(lead, versions_R[0]), versions_R])
+        try:
+            self._routes.add(
+                routes_RLK,
+                start_row=sampled.routes_start,
+                tokens=tokens,
+                last_row=sampled.routes_of_last,
+                versions=versions_R[-len(routes_RLK) :] if len(routes_RLK) else versions_R[:0],
+            )
+        except ConfigError as error:
+            raise ConfigError(f"request {sampled.request_id}: {error}") from error
+
     def _trace(self, origin: Origin, recorded_us: int) -> RoutingTrace | None:
-        if not self._routes or not self._routes_complete:
+        """None where no row was recorded, or where one that is missing cannot be told: a byte an id has no word for it."""
+        if self._routes.empty:
             return None
-        routes_RLK = np.concatenate(self._routes)
+        last_row = self._routes.rows >= self._length
+        merged = self._routes.merged(self._length if last_row else self._length - 1)
+        routes_RLK = merged.ids_NLK
+        if not (merged.recorded_N.any() if origin.pack_routes else (routes_RLK >= 0).all()):
+            return None
         layers: Sequence[int] = range(routes_RLK.shape[1]) if origin.moe_layers is None else origin.moe_layers
         if len(layers) != routes_RLK.shape[1]:
             raise ConfigError(f"routes of {routes_RLK.shape[1]} layers, but moe_layers names {len(layers)}")
+        packed = (
+            encode_routes(routes_RLK, origin.num_experts)
+            if origin.pack_routes
+            else Packed("u1", routes_RLK.astype(np.uint8).tobytes())
+        )
         return RoutingTrace(
             rollout_id=self.rollout_id,
             group_id=self.group_id,
@@ -199,9 +220,9 @@ class Trajectory:
             start_row=0,
             rows=routes_RLK.shape[0],
             tokens=self._length,
-            last_row="missing",
-            encoding="u1",
-            data=np.ascontiguousarray(routes_RLK, dtype=np.uint8).tobytes(),
+            last_row="recorded" if last_row else "missing",
+            encoding=packed.encoding,
+            data=packed.data,
             claim=None,
             recorded_us=recorded_us,
         )

@@ -49,6 +49,11 @@ def code_dtype(bits: int) -> type[np.uint8 | np.uint16]:
     return np.uint8 if bits <= 8 else np.uint16
 
 
+def id_dtype(num_experts: int) -> type[np.int16 | np.int32]:
+    """The narrowest signed dtype of decoded ids."""
+    return np.int16 if num_experts <= 32_767 else np.int32
+
+
 def unpack(data: bytes | memoryview, count: int, bits: int) -> Ids:
     """`count` codes from exactly `packed_bytes(count, bits)` bytes. Raises `Refused` for unused bits that are set."""
     planes, rest = divmod(bits, 8)
@@ -170,6 +175,6 @@ def decode_ids(encoding: str, data: bytes, count: int, num_experts: int) -> Ids:
         codes_C = unpack(planes_of(encoding, data, packed_bytes(count, bits)), count, bits)
     if int(codes_C.max(initial=0)) > num_experts - (encoding == "u1"):
         raise Refused("routing_invalid", f"an expert id of {num_experts} or more")
-    ids_C = codes_C.astype(np.int16 if num_experts <= 32_767 else np.int32)
+    ids_C: Ids = codes_C.astype(id_dtype(num_experts))
     ids_C[codes_C == num_experts] = NOT_RECORDED
     return ids_C

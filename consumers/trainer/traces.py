@@ -7,10 +7,12 @@ on where it was, keeps what it passed by in a bounded cache, and seeks only wher
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollwire.kernels.routing.codec import check_distinct, decode_routes
 from rollwire.schemas.errors import DeadlineExceeded, PlanViolation, Refused
 from rollwire.schemas.records import Position, RoutingTrace
 from rollwire.streams.emit import decode_record
@@ -127,19 +129,21 @@ class TraceReader:
         return event
 
 
-def trace_rows(trace: RoutingTrace, store: ObjectStore) -> NDArray[np.uint8]:
-    """The expert ids [rows, L, K] of one trace; a claim check is fetched and verified."""
-    if trace.encoding != "u1":
-        raise PlanViolation(f"trace of {trace.rollout_id}: encoding {trace.encoding!r} is not known")
+def trace_rows(trace: RoutingTrace, store: ObjectStore) -> NDArray[np.integer[Any]]:
+    """The expert ids [rows, L, K] of one trace, -1 where they were not recorded; a claim check is fetched and verified."""
     data = trace.data
     if data is None:
         if trace.claim is None:
             raise PlanViolation(f"trace of {trace.rollout_id} has neither data nor a claim check")
         data = store.get(trace.claim.key, sha256=trace.claim.sha256)
     shape = (trace.rows, len(trace.layers), trace.top_k)
-    if len(data) != shape[0] * shape[1] * shape[2]:
-        raise PlanViolation(f"trace of {trace.rollout_id}: {len(data)} bytes are not {shape} expert ids")
-    return np.frombuffer(data, "u1").reshape(shape)
+    try:
+        ids_RLK = decode_routes(trace.encoding, data, shape, trace.num_experts)
+        if trace.claim is not None:  # data inside the event was checked with it
+            check_distinct(ids_RLK, trace.num_experts)
+    except Refused as refusal:
+        raise PlanViolation(f"trace of {trace.rollout_id}: {refusal}") from refusal
+    return ids_RLK
 
 
 def routes_of(
@@ -168,9 +172,10 @@ def routes_of(
                     f"trace of {rollout_id}: layers {trace.layers}, {trace.top_k} of {trace.num_experts} experts; the "
                     f"policy has {layers} layers, {top_k} of {experts}"
                 )
-            if trace.start_row < 0 or trace.start_row + trace.rows > length:
+            if trace.tokens != length or trace.start_row < 0 or trace.start_row + trace.rows > length:
                 raise PlanViolation(
-                    f"trace of {rollout_id} ends at row {trace.start_row + trace.rows} of {length}"
+                    f"trace of {rollout_id}: rows [{trace.start_row}, {trace.start_row + trace.rows}) of {trace.tokens} "
+                    f"tokens; the plan has {length}"
                 )
             first = start + trace.start_row
             routes_TLK[first : first + trace.rows] = trace_rows(trace, store)

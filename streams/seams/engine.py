@@ -7,7 +7,7 @@ dropping requests: their KV cache stays, and the tokens before and after carry d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,11 @@ class Sampled(NamedTuple):
     token_ids: NDArray[np.int64]  # [N] sampled tokens, the token that ended it included
     logprobs: NDArray[np.float32]  # [N] log-softmax at temperature 1
     versions: NDArray[np.int64]  # [N] the version of the weights that sampled each token
-    routes: NDArray[np.uint8] | None  # [P + N - 1, L, K] expert ids of every token that was an input
+    routes: NDArray[np.integer[Any]] | None
+    """[P + N - 1, L, K] expert ids of every token that was an input, -1 throughout a (row, layer) not recorded"""
     finish_reason: str  # "stop" | "length" | "abort"
+    routes_start: int | None = 0  # the first row's token; None = only the rows that were not returned before
+    routes_of_last: bool = False  # there is a row of the last token as well: one row more
 
 
 class Engine(Protocol):

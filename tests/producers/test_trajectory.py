@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from rollwire.kernels.routing.codec import decode_routes
 from rollwire.producers.emit import decode_record, outgoing
 from rollwire.producers.trajectory import Finished, Origin, Trajectory, narrowest_dtype, spans_of
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.ids import new_group_id
-from rollwire.schemas.records import Event, Segment, Span
+from rollwire.schemas.records import Event, RoutingTrace, Segment, Span
 from rollwire.streams.seams.engine import Sampled
 from rollwire.streams.seams.environment import Task
 from rollwire.streams.seams.log import Record
@@ -52,6 +56,12 @@ def sampled(
 def through_the_codec(event: Event) -> Event:
     out = outgoing(event, source="test", time_us=NOW_US)
     return decode_record(Record(out.topic, 0, 0, 0, out.key, out.value, out.headers))
+
+
+def rows_of(trace: RoutingTrace) -> NDArray[Any]:
+    assert trace.data is not None
+    shape = (trace.rows, len(trace.layers), trace.top_k)
+    return decode_routes(trace.encoding, trace.data, shape, trace.num_experts)
 
 
 def check_both(finished: Finished) -> None:
@@ -114,8 +124,8 @@ def test_two_turns_with_a_tool_between() -> None:
     assert rollout.spans == (Span(version=3, start=0, end=3), Span(version=4, start=3, end=5))
     assert one.sampled_ids.tolist() == [10, 11, 12, 10, 11]
     # Rows 0..5 are those of the first turn, whose weights chose the tokens; later rows come from the second.
-    assert trace.data is not None
-    routes_RLK = np.frombuffer(trace.data, np.uint8).reshape(10, 2, 2)
+    routes_RLK = rows_of(trace)
+    assert len(routes_RLK) == 10
     assert (routes_RLK[:6] == [6, 7]).all()
     assert (routes_RLK[6:] == [2, 3]).all()
 
@@ -151,9 +161,67 @@ def test_without_routes_no_trace_is_promised() -> None:
 
 
 @pytest.mark.parametrize("rows", [5, 7, 8])
-def test_another_number_of_rows_is_an_error(rows: int) -> None:
+def test_c17_another_number_of_rows_is_an_error(rows: int) -> None:
     with pytest.raises(ConfigError, match=f"{rows} rows of routes, expected 6"):
         trajectory().add_sampled(sampled(3, rows=rows))
+
+
+def test_c17_a_row_of_the_last_token_counts_where_the_engine_says_so() -> None:
+    one = trajectory()
+    one.add_sampled(sampled(3, rows=7)._replace(routes_of_last=True))
+    finished = one.finish(ORIGIN, "stop", NOW_US)
+    check_both(finished)
+    trace = finished.trace
+    assert trace is not None
+    assert (trace.rows, trace.tokens, trace.last_row) == (7, 7, "recorded")
+    for rows in (5, 6, 8):
+        with pytest.raises(ConfigError, match=f"{rows} rows of routes, expected 7"):
+            trajectory().add_sampled(sampled(3, rows=rows)._replace(routes_of_last=True))
+
+
+def test_a_turn_without_routes_is_missing_not_zero_and_not_the_end_of_the_trace() -> None:
+    one = trajectory()
+    one.add_sampled(sampled(3, rows=6))
+    one.add_tool(np.array([5, 6], dtype=np.int64))
+    one.add_sampled(sampled(2, rows=None))
+    finished = one.finish(ORIGIN, "stop", NOW_US)
+    check_both(finished)
+    trace = finished.trace
+    assert trace is not None
+    assert (trace.rows, trace.tokens, trace.last_row) == (10, 11, "missing")
+    assert (rows_of(trace)[:6] == [6, 7]).all()
+    assert (rows_of(trace)[6:] == -1).all()
+    # One byte an id has no word for "not recorded": then there is no trace rather than a wrong one.
+    assert one.finish(ORIGIN._replace(pack_routes=False), "stop", NOW_US).trace is None
+
+
+def test_c19_a_resumed_rollout_that_returns_the_full_trace_says_where_it_starts() -> None:
+    one = trajectory(prompt=4)
+    one.add_sampled(sampled(3, rows=6))
+    full = sampled(4, rows=10, versions=[4] * 4)
+    with pytest.raises(ConfigError, match="10 rows of routes without a start, for 5 new tokens"):
+        one.add_sampled(full._replace(routes_start=None))
+    assert one.sampled_count == 3
+    one.add_sampled(full)
+    trace = one.finish(ORIGIN, "stop", NOW_US).trace
+    assert trace is not None
+    assert trace.rows == 10
+    assert (rows_of(trace)[:6] == [6, 7]).all()
+
+
+def test_one_byte_an_id_is_a_setting() -> None:
+    one = trajectory()
+    one.add_sampled(sampled(3, rows=6))
+    packed, plain = (one.finish(ORIGIN._replace(pack_routes=pack), "stop", NOW_US) for pack in (True, False))
+    check_both(packed)
+    check_both(plain)
+    assert packed.trace is not None
+    assert plain.trace is not None
+    assert (packed.trace.encoding, plain.trace.encoding) == ("bits", "u1")
+    assert packed.trace.data is not None
+    assert plain.trace.data is not None
+    assert len(packed.trace.data) * 2 == len(plain.trace.data) == 24
+    assert (rows_of(packed.trace) == rows_of(plain.trace)).all()
 
 
 def test_arrays_that_disagree_are_an_error() -> None:

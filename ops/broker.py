@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from cyclopts import Parameter
 
+from rollwire.ops.registry import set_registry
 from rollwire.ops.stack import read_stack
 
 DEFAULT_DIR: Final = Path(".rollwire")
@@ -25,21 +26,42 @@ Prefix = Annotated[
 ]
 
 
+Registry = Annotated[
+    str | None,
+    Parameter(
+        name="--schema-registry",
+        help="URL of the schema registry that values in Confluent's wire format are read by; by default the run's.",
+    ),
+]
+
+
 class Broker(NamedTuple):
     bootstrap: str
     prefix: str
 
 
-def broker(folder: Path, bootstrap: str | None = None, prefix: str | None = None) -> Broker:
-    """The broker that is meant. Raises `StackError` where none is named and no local stack is recorded."""
+def broker(
+    folder: Path,
+    bootstrap: str | None = None,
+    prefix: str | None = None,
+    registry: str | None = None,
+) -> Broker:
+    """The broker that is meant; the schema registry that is meant is the process's from now on.
+
+    Raises `StackError` where no broker is named and no local stack is recorded.
+    """
     if bootstrap is None:
         bootstrap = read_stack(folder).bootstrap
-    return Broker(bootstrap, newest_prefix(folder) if prefix is None else prefix)
+    run = _newest_run(folder, prefix)
+    at = Broker(bootstrap, str(run.get("prefix", DEFAULT_PREFIX)) if prefix is None else prefix)
+    set_registry(registry or run.get("schema_registry_url"), at.prefix)
+    return at
 
 
-def newest_prefix(folder: Path) -> str:
-    """The topic prefix of the newest run under `folder`; without a run, the default one."""
-    files = sorted((folder / "runs").glob("[0-9]*/run.json"))
-    if not files:
-        return DEFAULT_PREFIX
-    return str(json.loads(files[-1].read_text("utf-8")).get("prefix", DEFAULT_PREFIX))
+def _newest_run(folder: Path, prefix: str | None) -> dict[str, Any]:
+    """The settings of the newest run (with that prefix) under `folder`, as its file has them; empty without one."""
+    for file in sorted((folder / "runs").glob("[0-9]*/run.json"), reverse=True):
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        if prefix is None or found.get("prefix") == prefix:
+            return found
+    return {}

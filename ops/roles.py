@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from rollwire.ops.demo.supervisor import PARENT
 from rollwire.ops.logs import configure_logging
+from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
-from rollwire.producers.environments.countdown import Countdown
+from rollwire.producers.environments.known import LearnableEnvironment, make_environment
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log_kafka import KafkaLog
@@ -53,11 +54,9 @@ def open_store(stack: StackInfo, bucket: str) -> S3Store:
     return store
 
 
-def environment_of(settings: RunSettings) -> Countdown:
+def environment_of(settings: RunSettings) -> LearnableEnvironment:
     """Raises `ConfigError` for a name that is not known."""
-    if settings.environment != "countdown":
-        raise ConfigError(f"there is no environment {settings.environment!r}; there is: countdown")
-    return Countdown()
+    return make_environment(settings.environment)
 
 
 def _subscriber(run: Run, log: KafkaLog, fleet: str, replica: str) -> WeightSubscriber:
@@ -187,6 +186,7 @@ def run_trainer_role(run: Run) -> None:
                 run.stack.access_key,
                 run.stack.secret_key,
                 REGION,
+                settings.schema_registry_url,
             ),
         )
     finally:
@@ -257,7 +257,9 @@ def run_role(name: str, folder: Path, stack_dir: Path) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
     _stop_with_parent(stop)
-    ROLES[name](Run(folder, load_settings(folder), read_stack(stack_dir), stop))
+    settings = load_settings(folder)
+    set_registry(settings.schema_registry_url, settings.prefix)
+    ROLES[name](Run(folder, settings, read_stack(stack_dir), stop))
 
 
 def _stop_with_parent(stop: threading.Event) -> None:

@@ -19,6 +19,7 @@ from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.config_errors import config_error
+from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
@@ -47,6 +48,10 @@ class RunSettings(BaseModel):
     model: str = Field("policy", description="name of the model in events and object keys")
     prefix: str = Field("rollwire.", description="prefix of the run's topics and transactional ids")
     bucket: str = Field("rollwire", description="bucket of anchors, deltas and checkpoints")
+    schema_registry_url: str | None = Field(
+        None,
+        description="a registry that speaks Confluent's API: values are written in its wire format; none: single-object encoding",
+    )
     lineage: str = Field(default_factory=lambda: str(uuid.uuid4()), description="UUID of this training run")
     seed: int = Field(0, ge=0, description="of the initial weights, the tasks and the samples")
     environment: str = Field("countdown", description="name of the environment")
@@ -77,6 +82,18 @@ class RunSettings(BaseModel):
                 f"fleet.max_open_groups is {self.fleet.max_open_groups}, below pack.groups_per_step "
                 f"{self.pack.groups_per_step}: no plan would ever be full"
             )
+        try:
+            environment = make_environment(self.environment)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        demanded = {"policy.vocab_size": environment.vocab_size, "policy.eos_token_id": environment.end_id}
+        given = {
+            "policy.vocab_size": self.policy.vocab_size,
+            "policy.eos_token_id": self.policy.eos_token_id,
+        }
+        for name, value in demanded.items():
+            if given[name] != value:
+                raise ValueError(f"{name} is {given[name]}, the environment {self.environment!r} has {value}")
         return self
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rollwire.schemas.codec import use_registry
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.registry_confluent import ConfluentRegistry
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.store_s3 import S3Store
 
@@ -21,8 +23,11 @@ class LiveStack:
     access_key: str | None
     secret_key: str | None
     region: str = "us-east-1"
+    registry_url: str | None = None
 
     def __call__(self) -> tuple[Log, ObjectStore]:
+        if self.registry_url is not None:  # the rank's process is a new one
+            use_registry(ConfluentRegistry(self.registry_url, self.prefix))
         return (
             KafkaLog(self.bootstrap, prefix=self.prefix, client_id="rollwire-trainer-rank"),
             S3Store(self.endpoint, self.bucket, self.access_key, self.secret_key, self.region),

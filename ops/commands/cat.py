@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, broker
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
 from rollwire.ops.cat import Query, parse_where
 from rollwire.ops.cat import cat as read
 from rollwire.ops.readable import json_line
@@ -28,6 +28,7 @@ def cat(
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,
     prefix: Prefix = None,
+    schema_registry: Registry = None,
 ) -> None:
     """Print the events of a topic, one JSON object a line. Arrays are shown as numbers, dead letters are opened.
 
@@ -49,7 +50,7 @@ def cat(
         Go on with what is written from now on, until Ctrl-C.
     """
     query = Query(topic, parse_where(where), key, partition, start, limit, follow)
-    at = broker(dir, bootstrap, prefix)
+    at = broker(dir, bootstrap, prefix, schema_registry)
     log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-cat")
     try:
         for shown in read(log, query, threading.Event()):

@@ -73,6 +73,10 @@ class ConfluentRegistry:
             return None
         return found.schema_str if found.schema_type == "AVRO" else None
 
+    def close(self) -> None:
+        """Closes the connections. A process that uses a registry to its end need not."""
+        self._client.close()
+
     def _answer(self, what: str, ask: Callable[[], _T]) -> _T:
         try:
             return ask()

@@ -26,6 +26,7 @@ def test_a_schema_is_registered_once_and_found_by_its_id() -> None:
     assert registry.head("rewards", REWARDS) == head
     assert registry.head("rollouts", ROLLOUTS) != head
     assert registry._client.get_subjects() == ["p.rewards-value", "p.rollouts-value"]
+    registry.close()
 
 
 def test_an_unknown_id_is_no_schema() -> None:
@@ -38,3 +39,4 @@ def test_a_registry_that_is_not_there_is_named_in_time() -> None:
         registry.schema_of(1)
     with pytest.raises(RegistryUnavailable, match=r"did not register a schema under rollwire\.rewards-value"):
         registry.head("rewards", REWARDS)
+    registry.close()

@@ -55,7 +55,7 @@ def make_warm_start(settings: RunSettings, progress_file: Path | None = None) ->
     from rollwire.consumers.weights.anchor import write_anchor
     from rollwire.kernels.policy.config import hf_config
     from rollwire.kernels.policy.warm_start import warm_start
-    from rollwire.producers.environments.countdown import Countdown
+    from rollwire.producers.environments.known import make_environment
 
     folder = warm_start_folder(settings)
     if folder.exists():
@@ -68,7 +68,9 @@ def make_warm_start(settings: RunSettings, progress_file: Path | None = None) ->
             partial.write_text(json.dumps({"step": step, "steps": config.steps, "loss": loss}))
             partial.replace(progress_file)
 
-    demonstrations = Countdown().demonstrations(config.demonstrations, settings.seed)
+    demonstrations = make_environment(settings.environment).demonstrations(
+        config.demonstrations, settings.seed
+    )
     state = warm_start(
         settings.policy,
         demonstrations,

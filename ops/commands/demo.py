@@ -15,6 +15,9 @@ def demo(
     seed: Annotated[
         int | None, Parameter(help="of the initial weights, the tasks and the samples; 0 if not given")
     ] = None,
+    environment: Annotated[
+        str | None, Parameter(help="what is learnt: countdown, or calculator; countdown if not given")
+    ] = None,
     control: Annotated[
         bool, Parameter(negative="", help="shuffle the advantages: a run that must not learn")
     ] = False,
@@ -32,7 +35,7 @@ def demo(
     plain: Annotated[bool, Parameter(negative="", help="lines instead of a live page")] = False,
     dir: Annotated[Path, Parameter(help="folder of the stack's and the runs' state")] = Path(".rollwire"),
 ) -> int:
-    """Run the whole loop on this machine: a policy learns countdown, and every token of it is an event.
+    """Run the whole loop on this machine: a policy learns a small task, and every token of it is an event.
 
     Exit code 0 only if every check held; 1 if one did not; 2 if it could not start.
     """
@@ -44,6 +47,7 @@ def demo(
         dir=dir,
         steps=steps,
         seed=seed,
+        environment=environment,
         control=control,
         resume=continue_,
         max_lag=max_lag,

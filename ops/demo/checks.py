@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollwire.ops.demo.tally import RunFacts
@@ -10,14 +11,27 @@ from rollwire.ops.figures import Figure
 GAIN_STEPS = (
     250  # gains are judged from the default length on; a shorter run shows the flow, not the learning
 )
-MIN_HELDOUT_GAIN = 0.18
-MIN_DISTINCT_GAIN = 0.08
 MAX_CONTROL_GAIN = 0.04
 MIN_HELDOUT_TASKS = 512
 MIN_DISTINCT_TASKS = 400
 MIN_VERSIONS = 20
 MIN_MIXED_SHARE = 0.05
 MAX_WALL_S = 480.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """What a run of the default length must show, by environment."""
+
+    heldout_gain: float
+    distinct_gain: float
+    tools: bool  # whether its rollouts hold tool results
+
+
+BARS: Mapping[str, Bars] = {
+    "countdown": Bars(0.18, 0.08, tools=False),
+    "calculator": Bars(0.10, 0.08, tools=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,9 @@ def figures(facts: RunFacts, *, ledger_gap: int, wall_s: float, control: bool) -
         ("demo.rollouts", facts.rollouts, "rollouts"),
         ("demo.wall_s", wall_s, "s"),
     ]
+    if facts.tool_tokens:
+        values.append(("demo.tool_tokens", facts.tool_tokens, "tokens"))
+        values.append(("demo.tool_tokens_trained", facts.tool_tokens_trained, "tokens"))
     if control:
         values.append(("demo.control_gain", heldout_gain, "share"))
     else:
@@ -69,9 +86,17 @@ def figures(facts: RunFacts, *, ledger_gap: int, wall_s: float, control: bool) -
 
 
 def checks(
-    facts: RunFacts, *, steps: int, max_lag: int, ledger_gap: int, wall_s: float, control: bool
+    facts: RunFacts,
+    *,
+    environment: str,
+    steps: int,
+    max_lag: int,
+    ledger_gap: int,
+    wall_s: float,
+    control: bool,
 ) -> list[Check]:
     """Every bar of the demo with what was seen. A figure that is missing fails its check."""
+    bars = BARS[environment]
     heldout_gain, distinct_gain = facts.gain(facts.heldout), facts.gain(facts.distinct)
     found = [
         Check(
@@ -107,6 +132,14 @@ def checks(
             f"{facts.mixed_version_share:.1%} of rollouts carry two or more versions",
         ),
     ]
+    if bars.tools:
+        found.append(
+            Check(
+                "tool results",
+                facts.tool_tokens > 0 and facts.tool_tokens_trained == 0,
+                f"{facts.tool_tokens} tokens of tool results, {facts.tool_tokens_trained} of them with a loss",
+            )
+        )
     if steps >= GAIN_STEPS:
         found.append(Check("versions", facts.versions >= MIN_VERSIONS, f"{facts.versions} versions"))
         if control:
@@ -121,15 +154,15 @@ def checks(
             found.append(
                 Check(
                     "held-out gain",
-                    heldout_gain is not None and heldout_gain >= MIN_HELDOUT_GAIN,
-                    f"{_points(heldout_gain)} over tasks as drawn, at least {_points(MIN_HELDOUT_GAIN)}",
+                    heldout_gain is not None and heldout_gain >= bars.heldout_gain,
+                    f"{_points(heldout_gain)} over tasks as drawn, at least {_points(bars.heldout_gain)}",
                 )
             )
             found.append(
                 Check(
                     "distinct gain",
-                    distinct_gain is not None and distinct_gain >= MIN_DISTINCT_GAIN,
-                    f"{_points(distinct_gain)} over distinct tasks, at least {_points(MIN_DISTINCT_GAIN)}",
+                    distinct_gain is not None and distinct_gain >= bars.distinct_gain,
+                    f"{_points(distinct_gain)} over distinct tasks, at least {_points(bars.distinct_gain)}",
                 )
             )
         if steps == GAIN_STEPS:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollwire.ops.settings import RunSettings, build_settings, with_overrides
+from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.pack import PackConfig
@@ -15,6 +18,15 @@ from rollwire.streams.pack import PackConfig
 DEFAULT_STEPS = 250
 GROUPS_PER_STEP = PackConfig().groups_per_step
 MAX_OPEN_GROUPS = FleetConfig().max_open_groups
+DEFAULT_ENVIRONMENT = "countdown"
+# What differs from the defaults, which are countdown's. The calculator's warm start is short, since it is to be weak, and
+# its learning rate low: at twice of it so many groups end up all right that too few are left to learn from.
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "calculator": {
+        "warm_start": {"demonstrations": 20_000, "steps": 200},
+        "trainer": {"learning_rate": 1e-4},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,7 @@ class DemoOptions:
     dir: Path
     steps: int | None = None  # None = the default, or what the run that is continued was set to
     seed: int | None = None  # None = 0
+    environment: str | None = None  # None = countdown
     control: bool = False
     resume: bool = False
     max_lag: int | None = None
@@ -39,13 +52,18 @@ def new_settings(options: DemoOptions, name: str) -> RunSettings:
     """Settings of a new run called `name`. Raises `ConfigError` for a setting that does not exist."""
     steps = DEFAULT_STEPS if options.steps is None else options.steps
     seed = 0 if options.seed is None else options.seed
+    name_of_environment = DEFAULT_ENVIRONMENT if options.environment is None else options.environment
+    environment = make_environment(name_of_environment)
     values: dict[str, Any] = {
         "prefix": f"rollwire.{name}.",
         "seed": seed,
         "steps": steps,
         "fleet": {"seed": seed},
-        "trainer": {"seed": seed},
+        "environment": name_of_environment,
+        "policy": {"vocab_size": environment.vocab_size, "eos_token_id": environment.end_id},
     }
+    values |= deepcopy(dict(RECIPES.get(name_of_environment, {})))
+    values.setdefault("trainer", {})["seed"] = seed
     if options.control:
         # A policy that unlearns soon has no groups of unequal rewards: without the equal ones (their advantage is 0) the
         # control would sample for ever. Twice the groups a step are about as many as the demo samples a step.
@@ -73,6 +91,7 @@ def refuse_fixed(options: DemoOptions) -> None:
     """Raises `ConfigError` for what a run that is continued has fixed already: its bits follow from it."""
     given = {
         "--seed": options.seed is not None,
+        "--environment": options.environment is not None,
         "--control": options.control,
         "--max-lag": options.max_lag is not None,
         "--no-ratio": options.no_ratio,

@@ -12,6 +12,7 @@ from rollwire.schemas.records import (
     Event,
     FleetStatus,
     GroupFate,
+    PackedBatch,
     Rollout,
     TrainStep,
     WeightVersion,
@@ -38,6 +39,8 @@ class RunFacts:
     rollouts: int
     mixed_version_share: float
     sampled_tokens: int
+    tool_tokens: int  # in rollouts
+    tool_tokens_trained: int  # with a loss, in rollouts or in step plans
     replicas_equal: bool
     replicas: Mapping[str, int]  # replica -> version served last
     mismatch_p99: float | None  # median over the steps that measured both settings
@@ -57,7 +60,7 @@ class RunFacts:
 
 @dataclass(slots=True)
 class Tally:
-    """Feed it every event of the run's topics, in any order across topics, then ask for the facts."""
+    """Feed it every event of the run's topics, in any order across topics but step plans last, then ask for the facts."""
 
     held_out_ids: frozenset[str] = frozenset()
     lineage: str = ""
@@ -73,6 +76,11 @@ class Tally:
     mixed: int = 0
     sampled_tokens: int = 0
     overlap: int = 0
+    tool_tokens: int = 0
+    tool_tokens_trained: int = 0
+    tools: dict[str, tuple[tuple[int, int], ...]] = field(
+        default_factory=dict
+    )  # of rollouts with tool results
 
     def add(self, event: Event) -> None:
         match event:
@@ -81,6 +89,18 @@ class Tally:
                 self.mixed += len({span.version for span in event.spans}) > 1
                 self.sampled_tokens += len(event.logprobs) // 4
                 self.overlap += event.task_id in self.held_out_ids
+                tools = tuple((s.start, s.end) for s in event.segments if s.kind == "tool")
+                if tools:
+                    self.tools[event.rollout_id] = tools
+                    self.tool_tokens += sum(end - start for start, end in tools)
+                    self.tool_tokens_trained += sum(event.loss_mask.count(1, *tool) for tool in tools)
+            case PackedBatch():
+                for micro in event.microbatches:
+                    starts = memoryview(micro.cu_seqlens).cast("i")
+                    for rollout_id, start in zip(micro.rollout_ids, starts, strict=False):
+                        for tool in self.tools.get(rollout_id, ()):
+                            trained = micro.loss_mask.count(1, start + tool[0], start + tool[1])
+                            self.tool_tokens_trained += trained
             case TrainStep() if event.lineage == self.lineage:
                 self.repeats += event.step in self.steps
                 self.steps[event.step] = event
@@ -120,6 +140,8 @@ class Tally:
             rollouts=self.rollouts,
             mixed_version_share=self.mixed / self.rollouts if self.rollouts else 0.0,
             sampled_tokens=self.sampled_tokens,
+            tool_tokens=self.tool_tokens,
+            tool_tokens_trained=self.tool_tokens_trained,
             replicas_equal=bool(self.served)
             and all(s.version == final and s.state_digest == final_digest for s in self.served.values()),
             replicas={replica: s.version for replica, s in sorted(self.served.items())},

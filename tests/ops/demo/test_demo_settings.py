@@ -6,7 +6,8 @@ import pytest
 
 from rollwire.ops.demo.folders import latest_run, new_run, runs
 from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
-from rollwire.ops.settings import flattened, load_settings, save_settings, with_overrides
+from rollwire.ops.roles import environment_of
+from rollwire.ops.settings import build_settings, flattened, load_settings, save_settings, with_overrides
 from rollwire.ops.warm import recipe_digest
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
 
@@ -107,13 +108,44 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         new_settings(DemoOptions(dir=Path(), overrides=("fleet.max_open_groups=47",)), "x")
 
 
+def test_settings_follow_from_the_environment() -> None:
+    countdown = new_settings(DemoOptions(dir=Path()), "x")
+    assert (countdown.environment, countdown.policy.vocab_size) == ("countdown", 20)
+    defaults = build_settings({}, where="the defaults")
+    assert (countdown.warm_start, countdown.policy) == (defaults.warm_start, defaults.policy)
+    assert countdown.trainer == defaults.trainer
+    calculator = new_settings(DemoOptions(dir=Path(), seed=2, environment="calculator"), "x")
+    assert calculator.environment == environment_of(calculator).name == "calculator"
+    assert calculator.policy.vocab_size == environment_of(calculator).vocab_size == 22
+    assert (calculator.trainer.seed, calculator.fleet.seed) == (2, 2)
+    assert calculator.warm_start.steps < countdown.warm_start.steps
+    assert recipe_digest(calculator) != recipe_digest(new_settings(DemoOptions(dir=Path(), seed=2), "x"))
+    changed = new_settings(
+        DemoOptions(dir=Path(), environment="calculator", overrides=("trainer.learning_rate=0.5",)), "x"
+    )
+    assert changed.trainer.learning_rate == 0.5
+    # What one run changes for itself reaches no other.
+    again = new_settings(DemoOptions(dir=Path(), seed=2, environment="calculator"), "x")
+    assert again.trainer == calculator.trainer
+
+
+def test_an_environment_that_does_not_exist_or_does_not_fit_the_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="countdown, calculator"):
+        new_settings(DemoOptions(dir=Path(), environment="chess"), "x")
+    with pytest.raises(ConfigError, match="countdown, calculator"):
+        new_settings(DemoOptions(dir=Path(), overrides=("environment=chess",)), "x")
+    with pytest.raises(ConfigError, match="vocab_size is 20, the environment 'calculator' has 22"):
+        new_settings(DemoOptions(dir=Path(), overrides=("environment=calculator",)), "x")
+
+
 def test_what_a_run_has_fixed_cannot_be_changed_by_continuing_it() -> None:
     refuse_fixed(DemoOptions(dir=Path(), steps=300, resume=True))
-    with pytest.raises(ConfigError, match=r"--seed, --control, --max-lag, --no-ratio, --set"):
+    with pytest.raises(ConfigError, match=r"--seed, --environment, --control, --max-lag, --no-ratio, --set"):
         refuse_fixed(
             DemoOptions(
                 dir=Path(),
                 seed=1,
+                environment="countdown",
                 control=True,
                 max_lag=0,
                 no_ratio=True,

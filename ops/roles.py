@@ -18,7 +18,7 @@ from rollwire.ops.logs import configure_logging
 from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
-from rollwire.producers.environments.countdown import Countdown
+from rollwire.producers.environments.known import LearnableEnvironment, make_environment
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log_kafka import KafkaLog
@@ -54,11 +54,9 @@ def open_store(stack: StackInfo, bucket: str) -> S3Store:
     return store
 
 
-def environment_of(settings: RunSettings) -> Countdown:
+def environment_of(settings: RunSettings) -> LearnableEnvironment:
     """Raises `ConfigError` for a name that is not known."""
-    if settings.environment != "countdown":
-        raise ConfigError(f"there is no environment {settings.environment!r}; there is: countdown")
-    return Countdown()
+    return make_environment(settings.environment)
 
 
 def _subscriber(run: Run, log: KafkaLog, fleet: str, replica: str) -> WeightSubscriber:

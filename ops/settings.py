@@ -19,6 +19,7 @@ from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.config_errors import config_error
+from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
@@ -81,6 +82,18 @@ class RunSettings(BaseModel):
                 f"fleet.max_open_groups is {self.fleet.max_open_groups}, below pack.groups_per_step "
                 f"{self.pack.groups_per_step}: no plan would ever be full"
             )
+        try:
+            environment = make_environment(self.environment)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        demanded = {"policy.vocab_size": environment.vocab_size, "policy.eos_token_id": environment.end_id}
+        given = {
+            "policy.vocab_size": self.policy.vocab_size,
+            "policy.eos_token_id": self.policy.eos_token_id,
+        }
+        for name, value in demanded.items():
+            if given[name] != value:
+                raise ValueError(f"{name} is {given[name]}, the environment {self.environment!r} has {value}")
         return self
 
 

@@ -15,7 +15,7 @@ from rollwire.ops.demo.curves import draw_curves
 from rollwire.ops.demo.folders import latest_run, new_run
 from rollwire.ops.demo.guards import interruptible, locked, undisturbed
 from rollwire.ops.demo.history import announce, check_steps, events
-from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
+from rollwire.ops.demo.options import DEFAULT_ENVIRONMENT, DemoOptions, new_settings, refuse_fixed, with_final
 from rollwire.ops.demo.supervisor import Supervisor, rollwire_command, tail
 from rollwire.ops.demo.tally import RunFacts, Tally
 from rollwire.ops.demo.view import View, open_view
@@ -29,7 +29,7 @@ from rollwire.ops.stack.info import find_stack
 from rollwire.ops.stack.processes import is_alive
 from rollwire.ops.topics import apply_topics
 from rollwire.ops.warm import has_warm_start
-from rollwire.producers.environments.countdown import Countdown
+from rollwire.producers.environments.known import make_environment
 from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
 from rollwire.streams.seams.log_kafka import KafkaLog
 
@@ -194,12 +194,15 @@ def _watch(
 def _judge(
     options: DemoOptions, folder: Path, settings: RunSettings, log: KafkaLog, began: float, view: View
 ) -> Outcome:
-    environment, control = Countdown(), settings.trainer.control
+    environment, control = make_environment(settings.environment), settings.trainer.control
     tally = Tally(
         held_out_ids=environment.problems(held_out=True), lineage=settings.lineage, fleet=settings.fleet.fleet
     )
     for event in events(log, TALLY_TOPICS):
         tally.add(event)
+    if tally.tool_tokens:
+        for event in events(log, ("packed-batches",)):
+            tally.add(event)
     facts = tally.facts(settings.environment)
     ledger = count_ledger(log, settings.prefix)
     picture = folder / "curves.png"
@@ -207,6 +210,7 @@ def _judge(
     wall_s = time.monotonic() - began
     found = checks(
         facts,
+        environment=settings.environment,
         steps=settings.steps,
         max_lag=settings.pack.max_lag_versions,
         ledger_gap=ledger.gap,
@@ -215,10 +219,17 @@ def _judge(
     )
     results = figures(facts, ledger_gap=ledger.gap, wall_s=wall_s, control=control)
     for path in filter(None, (folder / "demo.json", options.json_file)):
-        write_figures(
-            path, f"rollwire demo --seed {settings.seed}{' --control' if options.control else ''}", results
-        )
+        write_figures(path, _command(settings), results)
     return Outcome(folder, settings, facts, ledger, found, wall_s, picture)
+
+
+def _command(settings: RunSettings) -> str:
+    """What begins such a run, the settings apart that `--set` gave."""
+    environment = (
+        f" --environment {settings.environment}" if settings.environment != DEFAULT_ENVIRONMENT else ""
+    )
+    control = " --control" if settings.trainer.control else ""
+    return f"rollwire demo --seed {settings.seed}{environment}{control}"
 
 
 def _title(settings: RunSettings) -> str:

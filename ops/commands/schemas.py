@@ -10,8 +10,34 @@ from rich.console import Console
 
 from rollwire.ops.asyncapi.document import DEFAULT_BOOTSTRAP, DEFAULT_PREFIX
 from rollwire.ops.schema_export import Format, exported, write_export
+from rollwire.ops.schema_tree import CHECKOUT, newest_release, tree_of_folder, tree_of_ref
+from rollwire.schemas.diff import compare, read_tree
 
 app = App(name="schemas", help="Compare schemas with released ones; export them for other tools.")
+
+
+@app.command
+def diff(ref: str | None = None, /, *, checkout: Path = CHECKOUT) -> int:
+    """Compare topic files and schemas with released ones. Exit code 1 if a change breaks somebody; it says whom.
+
+    Parameters
+    ----------
+    ref
+        A git tag, branch or commit; by default the newest tag before this commit, without one this commit.
+    checkout
+        Folder of the checkout.
+    """
+    now = read_tree(tree_of_folder(checkout))
+    against = ref or newest_release(checkout) or "HEAD"
+    changes = compare(read_tree(tree_of_ref(checkout, against)), now)
+    out = Console(highlight=False, soft_wrap=True, markup=False)
+    for change in changes:
+        out.print(f"{'BREAKS' if change.breaks else 'fine  '} {change.topic}: {change.text}")
+        if change.breaks:
+            out.print(f"       breaks {', '.join(change.breaks)}")
+    broken = sum(bool(change.breaks) for change in changes)
+    out.print(f"{len(changes)} changes since {against}, {broken} of them break somebody")
+    return 1 if broken else 0
 
 
 @app.command

@@ -6,7 +6,7 @@ P prompt tokens, N sampled tokens of one turn, T all tokens, S all sampled token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,15 @@ from rollwire.kernels.routing.codec import Packed, encode_routes
 from rollwire.kernels.routing.merge import RouteMerge
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.ids import rollout_id
-from rollwire.schemas.records import FinishReason, Rollout, RoutingTrace, Segment, Span
+from rollwire.schemas.records import (
+    FinishReason,
+    Rollout,
+    RoutingTrace,
+    Segment,
+    SegmentKind,
+    SharedRun,
+    Span,
+)
 from rollwire.streams.seams.engine import Sampled
 from rollwire.streams.seams.environment import Task
 
@@ -38,7 +46,7 @@ class Origin(NamedTuple):
 
 
 class Finished(NamedTuple):
-    rollout: Rollout | None  # None = ended before the first token: there is nothing to hand back
+    rollout: Rollout | None  # None = ended before the first token of its own: there is nothing to hand back
     trace: RoutingTrace | None
 
 
@@ -86,6 +94,7 @@ class Trajectory:
         self._segments: list[Segment] = []
         self._logprobs: list[NDArray[np.float32]] = []
         self._versions: list[NDArray[np.int64]] = []
+        self._shared: list[SharedRun] = []
         self._routes = RouteMerge()
         self._length = 0
         self._add("prompt", task.prompt_ids)
@@ -130,9 +139,55 @@ class Trajectory:
         if tool_ids.size:
             self._add("tool", tool_ids)
 
+    def branch(self, index: int, at: int, seed: int, started_us: int) -> Trajectory:
+        """Another rollout of the group, which goes on from the first `at` tokens of this one. It holds them with their
+        logprobs, spans and routes, and leaves them to this one to be trained on.
+
+        Raises `ConfigError` where `at` is not behind the prompt or not within the tokens, or `index` not a later one.
+        """
+        prompt = self.task.prompt_ids.size
+        if not prompt < at <= self._length:
+            raise ConfigError(
+                f"{self.rollout_id}: no fork at token {at} of {self._length}, {prompt} of them prompt"
+            )
+        other = self._later(index, seed, started_us)
+        stretch = 0
+        for segment, ids in zip(self._segments[1:], self._tokens[1:], strict=True):
+            taken = min(segment.end, at) - segment.start
+            if taken <= 0:
+                break
+            other._add(segment.kind, ids[:taken])
+            if segment.kind == "sampled":
+                other._logprobs.append(self._logprobs[stretch][:taken])
+                other._versions.append(self._versions[stretch][:taken])
+                stretch += 1
+        other._share(self, prompt, prompt, at)
+        rows = min(self._routes.rows, at)
+        if rows:
+            merged = self._routes.merged(rows)
+            if rows >= at - 1:
+                other._routes.add(
+                    merged.ids_NLK, start_row=0, tokens=at, last_row=rows == at, versions=merged.versions_N
+                )
+        return other
+
+    def summarised(self, index: int, start: int, end: int, seed: int, started_us: int) -> Trajectory:
+        """Another rollout of the group, whose context is the prompt and this one's sampled tokens [start, end): a summary
+        of it. They are context there; this one trains on them.
+
+        Raises `ConfigError` where the tokens do not lie within one sampled stretch, or `index` is not a later one.
+        """
+        for segment, ids in zip(self._segments, self._tokens, strict=True):
+            if segment.kind == "sampled" and segment.start <= start < end <= segment.end:
+                other = self._later(index, seed, started_us)
+                other._add("summary", ids[start - segment.start : end - segment.start])
+                other._share(self, start, self.task.prompt_ids.size, other._length)
+                return other
+        raise ConfigError(f"{self.rollout_id}: tokens [{start}, {end}) are not of one sampled stretch")
+
     def finish(self, origin: Origin, finish_reason: str, finished_us: int) -> Finished:
         """The events of the whole trajectory."""
-        if self.sampled_count == 0:
+        if not self._own_sampled:
             return Finished(None, None)
         if self._segments[-1].kind == "tool":  # aborted before anything was sampled on it
             self._length = self._segments.pop().start
@@ -142,6 +197,8 @@ class Trajectory:
         for segment in self._segments:
             if segment.kind == "sampled":
                 mask_T[segment.start : segment.end] = 1
+        for run in self._shared:
+            mask_T[run.start : run.end] = 0
         rollout = Rollout(
             rollout_id=self.rollout_id,
             group_id=self.group_id,
@@ -166,13 +223,29 @@ class Trajectory:
             seed=self.seed,
             started_us=self._started_us,
             finished_us=finished_us,
+            shared=tuple(self._shared),
         )
         return Finished(rollout, trace)
 
-    def _add(self, kind: Literal["prompt", "sampled", "tool"], ids: NDArray[np.int64]) -> None:
+    def _add(self, kind: SegmentKind, ids: NDArray[np.int64]) -> None:
         self._segments.append(Segment(kind=kind, start=self._length, end=self._length + ids.size))
         self._tokens.append(ids)
         self._length += ids.size
+
+    @property
+    def _own_sampled(self) -> bool:
+        """Whether anything was sampled here, beyond what is shared."""
+        ends = [run.end for run in self._shared]
+        return any(s.kind == "sampled" and s.end > max(ends, default=0) for s in self._segments)
+
+    def _later(self, index: int, seed: int, started_us: int) -> Trajectory:
+        if not self.index < index < self._group_size:
+            raise ConfigError(f"{self.rollout_id}: index {index} is not a later one of {self._group_size}")
+        return Trajectory(self.group_id, index, self._group_size, self.task, seed, started_us)
+
+    def _share(self, origin: Trajectory, from_start: int, start: int, end: int) -> None:
+        run = SharedRun(rollout_id=origin.rollout_id, from_start=from_start, start=start, end=end)
+        self._shared.append(run)
 
     def _add_routes(self, sampled: Sampled, routes_RLK: NDArray[np.integer[Any]]) -> None:
         tokens = self._length + sampled.token_ids.size

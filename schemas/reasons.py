@@ -32,6 +32,7 @@ Reason = Literal[
     "sequence_empty",  # nothing to train on
     "version_future",  # a version that was not published yet
     "lineage_abandoned",  # sampled from a lineage that is no longer trained
+    "sharing_invalid",  # a shared token is not what its origin has, or would not be trained on exactly once
     # rewards
     "reward_invalid",  # the reward is outside its range or contradicts its components
     # routing traces

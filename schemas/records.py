@@ -77,6 +77,15 @@ class Claim(Event, frozen=True, kw_only=True, gc=False):
     sha256: str  # hex
 
 
+class SharedRun(Event, frozen=True, kw_only=True, gc=False):
+    """Tokens that another member of the group holds as well: half-open over *all* tokens of the rollout."""
+
+    rollout_id: str  # the member they come from; of lower index
+    from_start: int  # where they start among its tokens
+    start: int
+    end: int
+
+
 class Rollout(Event, frozen=True, kw_only=True, gc=False):
     """`rollouts`: one sampled trajectory."""
 
@@ -103,6 +112,7 @@ class Rollout(Event, frozen=True, kw_only=True, gc=False):
     seed: int  # of the sampler
     started_us: int
     finished_us: int
+    shared: tuple[SharedRun, ...] = ()  # before a fork, or a summary: not trained on here
 
 
 class Component(Event, frozen=True, kw_only=True, gc=False):

@@ -15,7 +15,7 @@ from rollwire.schemas import records as r
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import is_group_id, parse_rollout_id
 from rollwire.schemas.reasons import REASONS
-from rollwire.schemas.validate_arrays import check_microbatch, check_sequence
+from rollwire.schemas.validate_arrays import check_microbatch, check_sequence, check_shared
 from rollwire.schemas.validate_routes import check_routes
 
 # Microseconds between 2000-01-01 and 2100-01-01. Seconds and milliseconds fall below, nanoseconds above (C45).
@@ -127,6 +127,7 @@ def _rollout(e: r.Rollout) -> None:
     check_time("started_us", e.started_us)
     check_time("finished_us", e.finished_us)
     check_sequence(e)
+    check_shared(e)
 
 
 def _reward(e: r.Reward) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rollwire.schemas import records as r
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.ids import parse_rollout_id
 
 _TOKEN_BYTES: Final = {"u1": 1, "u2": 2, "u4": 4}
 
@@ -74,6 +75,25 @@ def check_sequence(e: r.Rollout) -> None:
         at, version = span.end, span.version
     if at != sampled:
         raise Refused("span_invalid", f"spans cover {at} of {sampled} sampled tokens")
+
+
+def check_shared(e: r.Rollout) -> None:
+    """Shared runs ascend, come from members of lower index, and are not trained on here."""
+    at = 0
+    for run in e.shared:
+        if run.start < at or run.end <= run.start or run.end > len(e.loss_mask) or run.from_start < 0:
+            raise Refused(
+                "sharing_invalid", f"a shared run [{run.start}, {run.end}) of {len(e.loss_mask)} tokens"
+            )
+        at = run.end
+        group_id, index = parse_rollout_id(run.rollout_id)
+        if group_id != e.group_id or index >= e.index:
+            raise Refused(
+                "sharing_invalid",
+                f"{e.rollout_id} shares with {run.rollout_id}: not of its group, or not before it",
+            )
+        if e.loss_mask.count(1, run.start, run.end):
+            raise Refused("sharing_invalid", f"the mask trains on the shared run [{run.start}, {run.end})")
 
 
 def check_microbatch(m: r.Microbatch, plan: r.PackedBatch) -> int:

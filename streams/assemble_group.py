@@ -23,6 +23,7 @@ from rollwire.schemas.records import (
     RoutingTrace,
 )
 from rollwire.streams.seams.log import Record
+from rollwire.streams.sharing import check_sharing
 
 # What all members of a group must have in common; the first rollout of the partition sets it.
 _SHARED: Final = ("group_size", "model", "lineage", "environment", "task_id")
@@ -200,6 +201,13 @@ class OpenGroup:
                 "filtered" if result.no_signal == "equal_rewards" else "dropped"
             )
             return self.fate(cut, fate, result.no_signal, f"{result.scored} of {len(members)} members scored")
+        trained = [
+            i for i, advantage in zip(members, result.advantages, strict=True) if advantage is not None
+        ]
+        try:
+            check_sharing({i: self.rollouts[i] for i in trained})
+        except Refused as refused:
+            return self.fate(cut, "dropped", refused.reason, refused.detail)
         return Group(
             group_id=self.group_id,
             model=first.model,

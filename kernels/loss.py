@@ -22,6 +22,7 @@ from rollwire.kernels.corrections import CorrectionConfig
 from rollwire.kernels.loss_corrections import Kept, all_kept, keep
 from rollwire.kernels.policy.layout import packed_layout
 from rollwire.kernels.policy.model import Policy
+from rollwire.kernels.policy.routing import Replay
 from rollwire.schemas.errors import PlanViolation
 from rollwire.schemas.records import Microbatch
 
@@ -36,6 +37,16 @@ class LossConfig(CorrectionConfig):
     kl_coefficient: float = Field(default=0.0, ge=0, description="Weight of the k1 penalty log pi - log mu.")
     replay_routes: bool = Field(
         default=True, description="Use the recorded experts instead of the router's choice."
+    )
+    filter_routes: bool = Field(
+        default=False,
+        description="Replace recorded experts that are implausible by the router's own; without replay, only count them.",
+    )
+    plausible_ratio: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="A recorded expert is plausible from this share of the router's k-th largest probability on.",
     )
 
 
@@ -60,6 +71,7 @@ class LossResult(NamedTuple):
     entropy_S: Tensor  # f32, detached, nats: of the distribution each trained token was drawn from
     truncated_S: Tensor  # bool: where the ratio hit its bound (all False without the ratio)
     router_TLK: Tensor  # i64: the experts that the router itself chose
+    implausible_L: Tensor | None  # i64: recorded experts that the filter found implausible; None = filter off
     kept: Kept  # what the corrections left in
 
 
@@ -124,7 +136,10 @@ def policy_gradient(policy: Policy, batch: LossBatch, settings: LossConfig) -> L
     """
     layout = packed_layout(batch.cu_seqlens, batch.tokens_T.device)
     output = policy.forward_packed(
-        batch.tokens_T, layout, batch.routes_TLK if settings.replay_routes else None
+        batch.tokens_T,
+        layout,
+        batch.routes_TLK if settings.replay_routes or settings.filter_routes else None,
+        Replay(settings.replay_routes, settings.plausible_ratio if settings.filter_routes else None),
     )
     # A token's distribution stands at the token before it.
     logp_SV = output.logits_TV.index_select(0, batch.target_S - 1).log_softmax(-1)
@@ -153,4 +168,6 @@ def policy_gradient(policy: Policy, batch: LossBatch, settings: LossConfig) -> L
         counted_S = logp_S.where(kept.kept_S, 0.0)
         truncated_S = truncated_S & kept.kept_S
     loss = -(weight_S * counted_S).sum() / batch.total_sequences
-    return LossResult(loss, logp_S.detach(), entropy_S, truncated_S, output.router_TLK, kept)
+    return LossResult(
+        loss, logp_S.detach(), entropy_S, truncated_S, output.router_TLK, output.implausible_L, kept
+    )

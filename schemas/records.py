@@ -312,6 +312,7 @@ class TrainStep(Event, frozen=True, kw_only=True, gc=False):
     masked_high: int = 0  # above them
     rejected_sequences: int = 0  # sequences that the loss left out whole
     rejected_tokens: int = 0  # their trained tokens
+    routes_implausible: tuple[int, ...] = ()  # [L] recorded experts the filter found implausible; empty = off
 
 
 class WeightVersion(Event, frozen=True, kw_only=True, gc=False):

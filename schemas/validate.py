@@ -248,6 +248,7 @@ def _train_step(e: r.TrainStep) -> None:
         "inconsistent",
         f"{left_out} of {e.trained_tokens} tokens left out, {e.rejected_sequences} of {e.sequences} sequences",
     )
+    _ensure(all(count >= 0 for count in e.routes_implausible), "inconsistent", "a negative count of experts")
     _mismatch_by(e)
     for range_ in e.consumed:
         _ensure(range_.topic == "packed-batches", "inconsistent", f"consumed {range_.topic[:80]!r}")

@@ -39,6 +39,17 @@ class TrainerConfig(CorrectionConfig):
         "straight through to the fp32 masters, or the masters themselves.",
     )
     routing_replay: bool = Field(default=True, description="Recorded expert ids override the router.")
+    routing_filter: bool = Field(
+        default=False,
+        description="Recorded experts that the router finds implausible are replaced by its own candidates, and counted "
+        "by layer; without replay they are only counted.",
+    )
+    routing_plausible: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="A recorded expert is plausible from this share of the router's k-th largest probability on.",
+    )
     use_ratio: bool = Field(
         default=True, description="Weigh each token by the truncated ratio min(pi / mu, ratio_bound)."
     )
@@ -134,6 +145,8 @@ class TrainerConfig(CorrectionConfig):
                 "seed",
                 "forward",
                 "routing_replay",
+                "routing_filter",
+                "routing_plausible",
                 "use_ratio",
                 "ratio_bound",
                 "kl_coefficient",

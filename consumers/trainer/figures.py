@@ -30,12 +30,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     source_of: bytes  # [S] i8: which of `sources` each token is from
     entropy_sum: float  # nats
     truncated: int  # tokens whose ratio hit its bound
-    routes_differing: int  # (token, layer) pairs whose set of experts differs from the recorded one
-    routes_compared: int  # 0 = not measured
-    masked_low: int  # tokens that the corrections left out
-    masked_high: int
-    rejected_sequences: int
-    rejected_tokens: int
+    routes_differing: int = 0  # (token, layer) pairs whose set of experts differs from the recorded one
+    routes_compared: int = 0  # 0 = not measured
+    masked_low: int = 0  # tokens that the corrections left out
+    masked_high: int = 0
+    rejected_sequences: int = 0
+    rejected_tokens: int = 0
+    implausible: tuple[int, ...] = ()  # [L] recorded experts that the filter found implausible; empty = filter off
 
 
 def train_step(
@@ -100,6 +101,7 @@ def train_step(
         masked_high=sum(one.masked_high for one in figures),
         rejected_sequences=sum(one.rejected_sequences for one in figures),
         rejected_tokens=sum(one.rejected_tokens for one in figures),
+        routes_implausible=tuple(map(sum, zip(*(one.implausible for one in figures), strict=True))),
     )
 
 

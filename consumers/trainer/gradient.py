@@ -35,6 +35,8 @@ def loss_settings(config: TrainerConfig) -> LossConfig:
         ratio_bound=config.ratio_bound,
         kl_coefficient=config.kl_coefficient,
         replay_routes=config.routing_replay,
+        filter_routes=config.routing_filter,
+        plausible_ratio=config.routing_plausible,
         **config.model_dump(include=set(CorrectionConfig.model_fields)),
     )
 
@@ -48,9 +50,10 @@ def add_gradients(
     `measure_free` repeats the forward pass without gradient and with a free router, which changes no gradient.
     """
     settings = loss_settings(config)
-    free_settings = settings.model_copy(update={"replay_routes": False})
+    free_settings = settings.model_copy(update={"replay_routes": False, "filter_routes": False})
     loss, entropy_sum, truncated, differing, compared = 0.0, 0.0, 0, 0, 0
     left_out = np.zeros(4, np.int64)
+    implausible_L = np.zeros(policy.config.num_hidden_layers, np.int64)
     sources: list[tuple[str, str]] = []
     source_of: list[bytes] = []
     pi: list[bytes] = []
@@ -78,6 +81,8 @@ def add_gradients(
         entropy_sum += float(result.entropy_S.sum(dtype=torch.float64))
         truncated += int(result.truncated_S.sum())
         left_out += _left_out(result.kept, batch.sequence_S)
+        if result.implausible_L is not None:
+            implausible_L += result.implausible_L.numpy()
         source_of.append((batch.sequence_S.numpy() + len(sources)).astype("<i8").tobytes())
         sources.extend(arrays.sources_B)
         pi.append(result.logp_S.numpy().tobytes())
@@ -97,6 +102,7 @@ def add_gradients(
         masked_high=int(left_out[1]),
         rejected_sequences=int(left_out[2]),
         rejected_tokens=int(left_out[3]),
+        implausible=tuple(implausible_L.tolist()) if config.routing_filter else (),
     )
 
 

@@ -64,7 +64,7 @@ class RankWorker:
             routing=RoutingShape(
                 policy_config.num_hidden_layers, policy_config.num_experts, policy_config.num_experts_per_tok
             )
-            if config.routing_replay
+            if config.routing_replay or config.routing_filter
             else None,
             deadline_s=config.read_deadline_s,
             clock=clock,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rollwire.kernels.policy import ops
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.layout import PackedLayout, packed_layout
+from rollwire.kernels.policy.routing import Replay, check_routes, route
 from rollwire.schemas.errors import PlanViolation
 
 
@@ -38,6 +39,7 @@ class PackedOutput(NamedTuple):
     routes_TLK: Tensor  # i64: the experts used, in order of preference
     router_TLK: Tensor  # i64: the experts the router itself chose
     router_logits_TLE: Tensor  # f32, with gradient: for a balance loss
+    implausible_L: Tensor | None  # i64: recorded experts that the filter replaced; None = it did not look
 
 
 class _Weight(nn.Module):
@@ -146,12 +148,13 @@ class Policy(nn.Module):
         tokens_T: Tensor,
         cu_seqlens: NDArray[np.int32] | NDArray[np.int64] | PackedLayout,
         routes_TLK: Tensor | None = None,
+        replay: Replay | None = None,
     ) -> PackedOutput:
         """Logits of every token of sequences laid end to end; no token sees another sequence.
 
         `tokens_T` i64. `cu_seqlens` [B + 1] on the host, or its ready layout. `routes_TLK` (any integer type) replays
-        recorded experts: a (token, layer) with an id below 0 was not recorded and uses the router; the gates are
-        always the router's softmax at the experts used, so they get gradient. Raises `PlanViolation` for shapes that
+        recorded experts as `replay` says (None = all of them): a (token, layer) with an id below 0 was not recorded and
+        uses the router; the gates are always the router's softmax at the experts used, so they get gradient. Raises `PlanViolation` for shapes that
         do not fit, positions beyond `max_position_embeddings` and expert ids out of range.
         """
         config = self.config
@@ -173,13 +176,14 @@ class Policy(nn.Module):
         used: list[Tensor] = []
         own: list[Tensor] = []
         logits: list[Tensor] = []
+        implausible: list[Tensor] = []
         for index, weights in enumerate(self.layer_weights()):
             q_TAD, k_TGD, v_TGD = project(x_TH, weights, cos_T1d, sin_T1d, config)
             mixed = attend_packed(q_TAD, k_TGD, v_TGD, layout, config)
             x_TH = x_TH + nn.functional.linear(mixed, weights.o)
             normed = ops.rms_norm(x_TH, weights.post_norm_H, config.rms_norm_eps)
             routing = route(
-                normed, weights.router_EH, config, None if recorded is None else recorded[:, index]
+                normed, weights.router_EH, config, None if recorded is None else recorded[:, index], replay
             )
             x_TH = x_TH + ops.experts(
                 normed, routing.gates_TK, weights.gate_up, weights.down, routing.used_TK
@@ -187,46 +191,16 @@ class Policy(nn.Module):
             used.append(routing.used_TK)
             own.append(routing.own_TK)
             logits.append(routing.logits_TE)
+            if routing.implausible is not None:
+                implausible.append(routing.implausible)
         final = ops.rms_norm(x_TH, self.model.norm.weight, config.rms_norm_eps)
         return PackedOutput(
             nn.functional.linear(final, self.lm_head.weight),
             torch.stack(used, 1),
             torch.stack(own, 1),
             torch.stack(logits, 1),
+            torch.stack(implausible) if implausible else None,
         )
-
-
-class Routing(NamedTuple):
-    used_TK: Tensor  # i64
-    own_TK: Tensor  # i64
-    gates_TK: Tensor  # f32
-    logits_TE: Tensor  # f32
-
-
-def check_routes(routes_TLK: Tensor | None, tokens: int, config: PolicyConfig) -> Tensor | None:
-    """The recorded routes as i64, or None. Raises `PlanViolation`: an id that is no expert is never clamped (C22)."""
-    if routes_TLK is None:
-        return None
-    shape = (tokens, config.num_hidden_layers, config.num_experts_per_tok)
-    if tuple(routes_TLK.shape) != shape:
-        raise PlanViolation(f"routes have shape {tuple(routes_TLK.shape)}, expected {shape}")
-    if int(routes_TLK.max()) >= config.num_experts:
-        raise PlanViolation(f"expert id {int(routes_TLK.max())} of {config.num_experts} experts")
-    return routes_TLK.to(torch.int64)
-
-
-def route(normed_TH: Tensor, router_EH: Tensor, config: PolicyConfig, recorded_TK: Tensor | None) -> Routing:
-    """Top-k of the router's softmax, overridden where experts were recorded (first id of the row >= 0)."""
-    logits_TE = nn.functional.linear(normed_TH, router_EH)
-    probs_TE = logits_TE.softmax(-1)
-    own_TK = probs_TE.detach().topk(config.num_experts_per_tok, -1).indices
-    used_TK = (
-        own_TK if recorded_TK is None else torch.where(recorded_TK.amin(1, True) >= 0, recorded_TK, own_TK)
-    )
-    gates_TK = probs_TE.gather(1, used_TK)
-    if config.norm_topk_prob:
-        gates_TK = gates_TK / gates_TK.sum(-1, keepdim=True)
-    return Routing(used_TK, own_TK, gates_TK, logits_TE)
 
 
 def rope_tables(config: PolicyConfig) -> tuple[Tensor, Tensor]:

@@ -27,8 +27,8 @@ from rollwire.kernels.policy.model import (
     project,
     rope_at,
     rope_tables,
-    route,
 )
+from rollwire.kernels.policy.routing import route
 from rollwire.kernels.policy.rows import NewRow, Rows, Sample, Tag
 from rollwire.kernels.policy.states import load_state
 from rollwire.kernels.tensors import State

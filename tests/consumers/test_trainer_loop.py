@@ -404,7 +404,9 @@ def test_stop_finishes_the_running_step_and_leaves_nothing_half_done() -> None:
     check_exactly_once(outcome)
 
 
-@pytest.mark.parametrize("change", [{"control": True}, {"routing_replay": False}, {"forward": "masters"}])
+@pytest.mark.parametrize(
+    "change", [{"control": True}, {"routing_replay": False}, {"forward": "masters"}, {"routing_filter": True}]
+)
 def test_switches_change_the_bits(change: dict[str, object]) -> None:
     outcome = fresh()
     train(outcome, 2, CONFIG.model_copy(update=change))
@@ -412,6 +414,20 @@ def test_switches_change_the_bits(change: dict[str, object]) -> None:
     assert outcome.digests()[2] != reference()[2]
     settings = outcome.history().steps[0].settings
     assert all(settings[name] == str(value) for name, value in change.items())
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_the_filter_counts_implausible_experts_by_layer(replay: bool) -> None:
+    """Recorded experts of a rehearsal are random, so the router finds many of them implausible."""
+    outcome, plain = fresh(), fresh()
+    filtering = {"routing_filter": True, "routing_plausible": 1.0}
+    train(outcome, 1, CONFIG.model_copy(update=filtering | {"routing_replay": replay}))
+    train(plain, 1, CONFIG.model_copy(update={"routing_replay": replay}))
+    step, without = outcome.history().steps[0], plain.history().steps[0]
+    assert len(step.routes_implausible) == POLICY.num_hidden_layers
+    assert all(count > 0 for count in step.routes_implausible)
+    assert without.routes_implausible == ()
+    assert (step.state_digest == without.state_digest) is not replay
 
 
 def test_how_a_step_is_cut_into_microbatches_does_not_matter() -> None:

@@ -19,7 +19,7 @@ from rollwire.streams.seams.log import TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _blocks(page: Path, language: str) -> Iterator[str]:

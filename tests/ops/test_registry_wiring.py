@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rollwire.consumers.trainer.connect import LiveStack
+from rollwire.ops import roles
 from rollwire.ops.broker import broker
+from rollwire.ops.demo.supervisor import PARENT
 from rollwire.ops.registry import set_registry
-from rollwire.ops.settings import build_settings
+from rollwire.ops.settings import build_settings, save_settings
 from rollwire.schemas import codec
 from rollwire.schemas.errors import EnvironmentMissing
 from rollwire.schemas.framing import confluent_id
@@ -61,3 +64,23 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(EnvironmentMissing, match=r"install rollwire\[registry\]"):
         ConfluentRegistry("http://r:1")
+
+
+def test_a_role_writes_by_its_runs_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setitem(roles.ROLES, "monitor", lambda _: seen.append(writes_confluent()))
+    monkeypatch.setattr(roles, "read_stack", lambda _: None)
+    monkeypatch.setattr(roles, "configure_logging", lambda: None)
+    monkeypatch.delenv(PARENT, raising=False)
+    for url in ("mock://role", None):
+        save_settings(tmp_path, build_settings({"schema_registry_url": url}, where="x"))
+        roles.run_role("monitor", tmp_path, tmp_path)
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize(("url", "confluent"), [("mock://rank", True), (None, False)])
+def test_a_ranks_process_writes_by_its_runs_registry(url: str | None, confluent: bool) -> None:
+    stack = LiveStack("127.0.0.1:9", "p.", "http://127.0.0.1:9", "bucket", "key", "secret", registry_url=url)
+    log, _ = stack()
+    log.close()
+    assert writes_confluent() is confluent

@@ -29,7 +29,8 @@ from fastavro import schemaless_reader, schemaless_writer
 from rollwire.ops.figures import Figure
 from rollwire.ops.readable import readable_event
 from rollwire.schemas import records as r
-from rollwire.schemas.codec import PREFIX_BYTES, decode, encode, schema_for
+from rollwire.schemas.codec import decode, encode, schema_for
+from rollwire.schemas.framing import PREFIX_BYTES
 from rollwire.schemas.ids import new_group_id, rollout_id
 
 _US: Final = 1_767_225_600_000_000

@@ -13,9 +13,11 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
 
+from rollwire.schemas import codec
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.codec import MARKER, PREFIX_BYTES, decode, encode, is_delete, schema_for
+from rollwire.schemas.codec import decode, encode, is_delete, schema_for
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.framing import MARKER, PREFIX_BYTES
 from rollwire.schemas.golden import Example, all_examples, load_examples
 from rollwire.schemas.records import Event, GroupClosed, Reward, Rollout, Span, TrainStep
 
@@ -199,6 +201,25 @@ def test_a_value_of_another_type_is_refused(topic: str, changes: dict[str, Any])
     event = msgspec.structs.replace(an_example(topic).event, **changes)
     with pytest.raises(Refused) as caught:
         encode(event, source=SOURCE, time_us=TIME_US)
+    assert caught.value.reason == "malformed"
+
+
+class Misspelt(Reward, frozen=True, kw_only=True, gc=False):
+    """What a typo makes of a reward: the field that counts is gone, another one is there."""
+
+    rewrad: float
+
+
+def test_a_misspelt_field_is_named_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C62: neither dropped, nor filled with null."""
+    good = an_example("rewards").event
+    fields = {name: getattr(good, name) for name in good.__struct_fields__}
+    typo = Misspelt(**{**fields, "reward": None}, rewrad=1.0)
+    schema = schema_for(Reward)
+    kind: type[Event] = Misspelt
+    monkeypatch.setitem(codec._BY_CLASS, kind, schema._replace(unpack=msgspec.msgpack.Decoder(Misspelt)))
+    with pytest.raises(Refused, match="rewrad") as caught:
+        encode(typo, source=SOURCE, time_us=TIME_US)
     assert caught.value.reason == "malformed"
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.codec import MARKER, PREFIX_BYTES, decode, encode, schema_for
+from rollwire.schemas.codec import decode, encode, schema_for
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.framing import MARKER, PREFIX_BYTES
 from rollwire.schemas.golden import Example, all_examples, load_examples
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.limits import MAX_ITEMS, SCAN_ABOVE, Malformed, compile_scan

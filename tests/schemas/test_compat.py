@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from rollwire.schemas.catalogue import TOPICS, SchemaVersion, TopicSpec
-from rollwire.schemas.codec import PREFIX_BYTES, build_schemas, decode_value, encode_value
+from rollwire.schemas.codec import build_schemas, decode_value, encode_value
 from rollwire.schemas.compat import full_breaks, read_break, schema_files
+from rollwire.schemas.framing import PREFIX_BYTES
 from rollwire.schemas.golden import load_examples
 from rollwire.schemas.identity import IDS
 from rollwire.schemas.records import Event, Notice

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from pydantic import ValidationError
@@ -392,6 +394,53 @@ def test_poison_is_kept_whole_and_stops_nothing(bench: Bench, topic: str, value:
     assert letter.source == r.Position(topic=topic, partition=0, offset=0)
     bench.whole(G, [1.0, 0.0])
     one(bench.taken(), r.Group)
+
+
+NESTED = b"\x02" * 5_000 + b"\x00"
+FINGERPRINT = slice(2, 10)  # in a value: between the marker and the body
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        # C56: a self-referencing type's payload, in either framing, and behind a schema of ours.
+        (lambda value: b"\xc3\x01" + bytes(8) + NESTED, "unknown_schema"),
+        (lambda value: b"\x00\x00\x00\x00\x07" + NESTED, "unknown_schema"),
+        (lambda value: value[:10] + NESTED, "malformed"),
+        # C59: trailing, truncated or wrong-schema bytes.
+        (lambda value: value + b"JUNK", "trailing_bytes"),
+        (lambda value: value[:10] + b"\x0a123", "malformed"),
+        (lambda value: value[:10] + b"\x80", "malformed"),
+        (lambda value: value[:-1], "malformed"),
+    ],
+)
+def test_a_bad_value_in_the_middle_of_good_ones(
+    bench: Bench, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    """C56, C59: it is a dead letter, whole; the good events before and behind it make their group."""
+    rewards = [
+        outgoing(synthetic.reward(G, i, float(i % 2), at_us=NOW_US), source="test", time_us=NOW_US)
+        for i in range(9)
+    ]
+    poison = rewards[3]._replace(value=damage(rewards[3].value or b""))
+    for record in (*rewards[:3], poison, *rewards[3:]):
+        bench.put_raw(record)
+    letter = letter_of(bench.taken())
+    assert (letter.reason, letter.value, letter.source.offset) == (reason, poison.value, 3)
+    for i in range(9):
+        bench.put(synthetic.rollout(G, i, 9, at_us=NOW_US), synthetic.trace(G, i, at_us=NOW_US))
+    group = one(bench.taken(), r.Group)
+    assert isinstance(group, r.Group)
+    assert [member.reward for member in group.members] == [float(i % 2) for i in range(9)]
+
+
+def test_an_event_written_under_another_topics_fingerprint_is_refused(bench: Bench) -> None:
+    """C59: whatever the body would say under it."""
+    reward = outgoing(synthetic.reward(G, 0, 1.0, at_us=NOW_US), source="test", time_us=NOW_US)
+    rollout = outgoing(synthetic.rollout(G, 0, 2, at_us=NOW_US), source="test", time_us=NOW_US)
+    value, other = reward.value or b"", rollout.value or b""
+    bench.put_raw(reward._replace(value=value[:2] + other[FINGERPRINT] + value[10:]))
+    assert letter_of(bench.taken()).reason == "wrong_schema"
 
 
 def test_a_dead_letter_has_the_headers_that_stock_tools_know(bench: Bench) -> None:

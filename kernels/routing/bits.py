@@ -66,6 +66,23 @@ def mark_missing(ids_C: NDArray[Any], sentinel: int) -> np.int32:
     return high
 
 
+@_compiled
+def faulty_rows(ids_NK: NDArray[Any]) -> int:
+    """Rows in which an expert stands twice, or that are recorded in part."""
+    rows, top_k = ids_NK.shape
+    faulty = 0
+    for n in range(rows):
+        same, missing = 0, 0
+        for k in range(top_k):
+            value = ids_NK[n, k]
+            missing += value < 0
+            for other in range(k):
+                same += value == ids_NK[n, other]
+        # All of a row that was not recorded are equal.
+        faulty += same > 0 if missing == 0 else missing < top_k
+    return faulty
+
+
 @cache
 def pack_high(rest: int) -> _Loop:
     """(ids_C, sentinel, shift, out_P): the `rest` bits above `shift` of every code, eight ids in `rest` bytes."""

@@ -99,6 +99,10 @@ def check_distinct(ids_RLK: Ids, num_experts: int) -> None:
     The event's own check did this for data inside it; this is for data behind a claim check.
     """
     codes_NK = ids_RLK.reshape(-1, ids_RLK.shape[-1])
+    if codes_NK.size > SMALL:
+        if faulty := int(loops.faulty_rows(codes_NK)):
+            raise Refused("routing_invalid", f"{faulty} rows hold an expert twice or are recorded in part")
+        return
     check_codes(np.where(codes_NK < 0, num_experts, codes_NK), num_experts)
 
 

@@ -69,3 +69,26 @@ def codec(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
     show("The codec, one core", figures)
     if json is not None:
         write_figures(json, f"rollwire bench codec --repeats {repeats} --seed {seed}", figures)
+
+
+@bench.command
+def routing(*, repeats: Positive = 7, rollouts: Positive = 4096, seed: int = 0, json: Json = None) -> None:
+    """Routing traces: size and speed on one core against int32 and memcpy; mismatch with and without replay and filter.
+
+    Parameters
+    ----------
+    repeats
+        Passes of each speed; the fastest counts.
+    rollouts
+        Rollouts sampled at each lag for the mismatch.
+    seed
+        Of the synthetic router, the warm start and the samples.
+    """
+    from rollwire.ops.bench.routing import bench_codec
+    from rollwire.ops.bench.routing_mismatch import bench_mismatch
+
+    figures = bench_codec(repeats=repeats, seed=seed) + bench_mismatch(rollouts=rollouts, seed=seed)
+    show("Routing replay, one core", figures)
+    if json is not None:
+        command = f"rollwire bench routing --repeats {repeats} --rollouts {rollouts} --seed {seed}"
+        write_figures(json, command, figures)

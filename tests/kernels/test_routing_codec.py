@@ -168,7 +168,13 @@ def test_whatever_the_bytes_there_are_ids_or_a_refusal(data: bytes, encoding: st
 def test_experts_that_stand_twice_and_rows_in_part_are_found(row: list[int]) -> None:
     with pytest.raises(Refused):
         check_distinct(np.array([[row]]), 384)
-    check_distinct(np.array([[[383, 0, 5], [-1, -1, -1]]]), 384)
+    good = np.array([[[383, 0, 5], [-1, -1, -1]]], np.int16)
+    check_distinct(good, 384)
+    many = np.tile(good, (3000, 1, 1))
+    check_distinct(many, 384)
+    many[1234, 1] = row
+    with pytest.raises(Refused, match="1 rows"):
+        check_distinct(many, 384)
 
 
 def test_threads_pack_side_by_side() -> None:

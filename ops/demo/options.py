@@ -19,11 +19,11 @@ DEFAULT_STEPS = 250
 GROUPS_PER_STEP = PackConfig().groups_per_step
 MAX_OPEN_GROUPS = FleetConfig().max_open_groups
 DEFAULT_ENVIRONMENT = "countdown"
-# What differs from the defaults, which are countdown's. The calculator's warm start is short, since it is to be weak, and
-# its learning rate low: at twice of it so many groups end up all right that too few are left to learn from.
+# What differs from the defaults, which are countdown's. The calculator is learnt at a lower rate: at twice of it so many groups
+# end up all right within the run that few are left to learn from.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "calculator": {
-        "warm_start": {"demonstrations": 20_000, "steps": 200},
+        "warm_start": {"demonstrations": 20_000},
         "trainer": {"learning_rate": 1e-4},
     },
 }

@@ -47,7 +47,7 @@ CALL_END_ID: Final = _ID_OF[CALL_END]
 _COMPONENTS: Final = ("called", "answered", "value")
 
 # The warm start is weak on purpose: what RL then finds is that calling pays, and how to call and copy without a slip.
-CALLS_IN_100: Final = 25  # demonstrations that call; the others guess
+CALLS_IN_100: Final = 40  # demonstrations that call; the others guess
 SLIPS_IN_100: Final = 50  # of those that call, with one digit wrong in the call or in the answer
 
 
@@ -195,7 +195,7 @@ class Calculator:
         return "".join(VOCABULARY[i] if 0 <= i < len(VOCABULARY) else "\ufffd" for i in token_ids.tolist())
 
     def demonstrations(self, n: int, seed: int) -> Demonstrations:
-        """`n` training tasks, as drawn: a few call the tool, with slips, the others state the value at once."""
+        """`n` training tasks, as drawn: some call the tool, half of them with a slip, the others state the value at once."""
         return lay_out([_demonstration(seed, counter) for counter in range(n)], PAD_ID)
 
     def held_out_draws(self, n: int, seed: int) -> list[Task]:

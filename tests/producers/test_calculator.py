@@ -192,7 +192,7 @@ def test_demonstrations_call_rarely_and_leave_the_results_out_of_the_loss(calcul
         assert calculator.decode(tool_ids) == result_of(call)
         task = msgspec.json.encode(Problem(text=prompt, value=int(result_of(f"[{prompt}]")))).decode()
         right += calculator.score(task, sampled_S, "stop").reward == 1.0
-    assert abs(calls - 20 * CALLS_IN_100) < 90
+    assert abs(calls - 20 * CALLS_IN_100) < 100
     assert 0.4 < right / calls < 0.6
 
 

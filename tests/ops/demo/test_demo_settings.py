@@ -118,7 +118,7 @@ def test_settings_follow_from_the_environment() -> None:
     assert calculator.environment == environment_of(calculator).name == "calculator"
     assert calculator.policy.vocab_size == environment_of(calculator).vocab_size == 22
     assert (calculator.trainer.seed, calculator.fleet.seed) == (2, 2)
-    assert calculator.warm_start.steps < countdown.warm_start.steps
+    assert calculator.trainer.learning_rate < countdown.trainer.learning_rate
     assert recipe_digest(calculator) != recipe_digest(new_settings(DemoOptions(dir=Path(), seed=2), "x"))
     changed = new_settings(
         DemoOptions(dir=Path(), environment="calculator", overrides=("trainer.learning_rate=0.5",)), "x"

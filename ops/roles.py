@@ -92,6 +92,7 @@ def run_fleet_role(run: Run) -> None:
             prefix=settings.prefix,
             stop=run.stop,
             clock=SystemClock(),
+            store=run.store(),
         )
     finally:
         weights.close()

@@ -30,6 +30,7 @@ from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.engine import Engine, Sampled, SampleRequest
 from rollwire.streams.seams.environment import Environment
 from rollwire.streams.seams.log import Log, Reader, TopicPartition
+from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.turns import after_stretch
 from rollwire.streams.seams.weights import Staged, WeightSource
 
@@ -106,16 +107,18 @@ def run_fleet(
     clock: Clock | None = None,
     observe: Callable[[SlotCounts], None] | None = None,
     random_bits: Callable[[], int] | None = None,
+    store: ObjectStore | None = None,
 ) -> FleetReport:
     """Samples until `stop`, then finishes or hands back what is open within `drain_s`.
 
     `observe` is told the slots' counts each time the loop goes round. `random_bits` makes ids unique (74 bits).
+    `store` takes routing traces above 512 KiB; without it they are refused, and their rollouts with them.
     Raises `DeadlineExceeded` where no version comes within `start_s`, `LogUnavailable` when the broker stays away for
     `patience_s`, `ConfigError` where the engine breaks its contract.
     """
     config = config or FleetConfig()
     fleet = _Fleet(
-        log, engine, environment, weights, config, model, lineage, clock or SystemClock(), random_bits
+        log, engine, environment, weights, config, model, lineage, clock or SystemClock(), random_bits, store
     )
     return fleet.run(stop, observe)
 
@@ -180,8 +183,10 @@ class _Fleet:
         lineage: str,
         clock: Clock,
         random_bits: Callable[[], int] | None,
+        store: ObjectStore | None,
     ) -> None:
         self._log = log
+        self._store = store
         self._engine = engine
         self._environment = environment
         self._weights = weights
@@ -212,7 +217,9 @@ class _Fleet:
     def run(self, stop: threading.Event, observe: Callable[[SlotCounts], None] | None) -> FleetReport:
         config, clock = self._config, self._clock
         fates = _Fates(self._log, clock, config.patience_s)
-        outbox = Outbox(self._log, source=SOURCE, clock=clock, patience_s=config.patience_s)
+        outbox = Outbox(
+            self._log, source=SOURCE, clock=clock, patience_s=config.patience_s, store=self._store
+        )
         try:
             if self._first_version(stop):
                 while not stop.is_set():

@@ -13,11 +13,20 @@ from typing import Final
 
 import structlog
 
+from rollwire.producers.claims import claim_check
 from rollwire.producers.emit import outgoing
 from rollwire.producers.trajectory import Finished
-from rollwire.schemas.errors import LogError, LogUnavailable, Refused, RollwireError
+from rollwire.schemas.errors import (
+    LogError,
+    LogUnavailable,
+    Refused,
+    RollwireError,
+    StoreError,
+    StoreUnavailable,
+)
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Outgoing, Writer
+from rollwire.streams.seams.store import ObjectStore
 
 _log = structlog.get_logger()
 
@@ -28,9 +37,17 @@ class Outbox:
     """Thread-safe. `written` and `refused` count rollouts; `check` raises what ended the thread."""
 
     def __init__(
-        self, log: Log, *, source: str, clock: Clock, patience_s: float, retry_s: float = 0.5
+        self,
+        log: Log,
+        *,
+        source: str,
+        clock: Clock,
+        patience_s: float,
+        retry_s: float = 0.5,
+        store: ObjectStore | None = None,
     ) -> None:
         self._log = log
+        self._store = store  # None = a trace too large for an event is refused
         self._source = source
         self._clock = clock
         self._patience_s = patience_s
@@ -93,7 +110,10 @@ class Outbox:
                 batch = self._take()
                 if not batch:
                     continue
-                records, rollouts = self._encode(batch)
+                claimed = self._claim(batch)
+                if claimed is None:
+                    return
+                records, rollouts = self._encode(claimed)
                 writer = self._write(writer, records)
                 if writer is None:
                     return
@@ -101,7 +121,7 @@ class Outbox:
                     self._in_hand = 0
                     self.written += rollouts
                     self._changed.notify_all()
-        except LogError as error:
+        except (LogError, StoreError) as error:
             self._error = error
         finally:
             if writer is not None:
@@ -114,6 +134,32 @@ class Outbox:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
             self._in_hand = len(batch)
             return batch
+
+    def _claim(self, batch: list[Finished]) -> list[Finished] | None:
+        """Large traces into the store. None where the outbox was closed before; raises as `_write` does."""
+        claimed: list[Finished] = []
+        began = self._clock.monotonic_s()
+        for finished in batch:
+            while True:
+                try:
+                    claimed.append(self._with_claim(finished))
+                    break
+                except StoreUnavailable as error:
+                    _log.warning("outbox_retries", error=str(error), rollouts=len(batch) - len(claimed))
+                    if self._clock.monotonic_s() - began > self._patience_s:
+                        raise
+                    if self._closing.wait(self._retry_s):
+                        return None
+        return claimed
+
+    def _with_claim(self, finished: Finished) -> Finished:
+        rollout, trace = finished
+        if rollout is None or trace is None:
+            return finished
+        try:
+            return Finished(rollout, claim_check(trace, rollout.model, self._store))
+        except Refused:
+            return finished  # too large for an event, so that the codec refuses it and counts
 
     def _encode(self, batch: list[Finished]) -> tuple[list[Outgoing], int]:
         """A rollout that the codec refuses (an engine gave NaN, say) is counted and named; the others go on."""

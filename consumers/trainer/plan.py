@@ -23,6 +23,22 @@ class Arrays(NamedTuple):
     advantages_B: NDArray[np.float32]
     sources_B: tuple[tuple[str, str], ...]  # environment and fleet; "" = not known
 
+    @property
+    def target_S(self) -> NDArray[np.int64]:
+        """Where the trained tokens stand in T, ascending. The distribution of each stands at the token before it."""
+        return np.flatnonzero(self.mask_T).astype(np.int64)
+
+    @property
+    def sequence_S(self) -> NDArray[np.int64]:
+        """The sequence of each trained token."""
+        return np.searchsorted(self.cu_seqlens, self.target_S, side="right").astype(np.int64) - 1
+
+    @property
+    def positions_T(self) -> NDArray[np.int64]:
+        """The place of each token in its sequence."""
+        starts_B, lengths_B = self.cu_seqlens[:-1], np.diff(self.cu_seqlens)
+        return np.arange(len(self.tokens_T)) - np.repeat(starts_B, lengths_B).astype(np.int64)
+
 
 class Expected(NamedTuple):
     """What the next plan of this rank must say."""

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rollwire.ops.programs import find_node
-from rollwire.schemas.errors import EnvironmentMissing
+from rollwire.schemas.errors import EnvironmentMissing, RollwireError
 
 _HERE: Final = Path(__file__).parent
 _FILES: Final = ("package.json", "validate.cjs")
@@ -65,25 +65,33 @@ def ensure_parser(cache: Path, report: Callable[[str], None]) -> Path:
             shutil.copyfile(_HERE / name, partial / name)
         # No scripts: none of these packages needs one to work.
         options = ["--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
-        _run([*node.npm, "install", *options], partial, _INSTALL_DEADLINE_S)
+        done = _run([*node.npm, "install", *options], partial, _INSTALL_DEADLINE_S)
+        if done.returncode != 0:
+            raise EnvironmentMissing(f"npm could not install AsyncAPI's parser: {_first_words(done.stderr)}")
         partial.rename(folder)
     return folder
 
 
 def check_document(text: str, cache: Path, report: Callable[[str], None] = lambda _: None) -> Verdict:
-    """What AsyncAPI's parser says of a document. Raises `EnvironmentMissing` where it cannot be run."""
+    """What AsyncAPI's parser says of a document. Raises `EnvironmentMissing` where it cannot be had."""
     folder = ensure_parser(cache, report)
-    out = _run([str(find_node().node), "validate.cjs"], folder, _PARSE_DEADLINE_S, text)
-    return msgspec.json.decode(out, type=Verdict)
+    done = _run([str(find_node().node), "validate.cjs"], folder, _PARSE_DEADLINE_S, text)
+    if done.returncode != 0:
+        raise RollwireError(f"AsyncAPI's parser in {folder} failed: {_first_words(done.stderr)}")
+    return msgspec.json.decode(done.stdout, type=Verdict)
 
 
-def _run(command: list[str], folder: Path, deadline_s: float, text: str = "") -> str:
+def _run(
+    command: list[str], folder: Path, deadline_s: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command, cwd=folder, input=text, capture_output=True, text=True, timeout=deadline_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentMissing(f"`{' '.join(command)}` had not ended after {deadline_s:.0f} s") from None
-    if done.returncode != 0:
-        raise EnvironmentMissing(f"`{' '.join(command)}` in {folder} failed: {done.stderr.strip()[-500:]}")
-    return done.stdout
+
+
+def _first_words(said: str) -> str:
+    """The first lines of a program's complaint, which say what it is; the rest says where."""
+    return " | ".join(line.strip() for line in said.splitlines()[:4] if line.strip())[:400]

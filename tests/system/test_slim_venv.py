@@ -26,6 +26,8 @@ WITHOUT_TORCH = (
     "rollwire.streams.run_pack",
     "rollwire.streams.seams.log_kafka",
     "rollwire.streams.seams.store_s3",
+    "rollwire.streams.seams.registry_confluent",
+    "rollwire.schemas.diff",
     "rollwire.producers.fleet",
     "rollwire.producers.environments.countdown",
     "rollwire.producers.verifier.verifier",
@@ -34,6 +36,8 @@ WITHOUT_TORCH = (
     "rollwire.consumers.weights.reader",
     "rollwire.consumers.ledger",
     "rollwire.ops.cli",
+    "rollwire.ops.commands.schemas",
+    "rollwire.ops.asyncapi.parser",
     "rollwire.ops.stack",
 )
 
@@ -92,10 +96,13 @@ def test_everything_but_the_policy_imports_without_torch(slim: Path) -> None:
     _run(slim / "venv" / "bin" / "python", "-W", "error", "-c", program, cwd=slim)
 
 
-def test_the_wheel_carries_schemas_topics_and_the_pom(slim: Path) -> None:
+def test_the_wheel_carries_schemas_topics_the_pom_and_asyncapis_files(slim: Path) -> None:
     program = (
-        "from pathlib import Path; import rollwire.ops.stack as s; from rollwire.schemas.catalogue import TOPICS;"
-        "assert Path(s.__file__).with_name('pom.xml').exists(); print(len(TOPICS))"
+        "from pathlib import Path; import rollwire.ops.stack as s; import rollwire.ops.asyncapi as a;"
+        "from rollwire.schemas.catalogue import TOPICS;"
+        "assert Path(s.__file__).with_name('pom.xml').exists();"
+        "assert Path(a.__file__).with_name('package.json').exists();"
+        "assert Path(a.__file__).with_name('validate.cjs').exists(); print(len(TOPICS))"
     )
     topics = int(_run(slim / "venv" / "bin" / "python", "-c", program, cwd=slim))
     assert topics == len(list((ROOT / "schemas" / "topics").glob("*.toml")))

@@ -66,21 +66,27 @@ def mark_missing(ids_C: NDArray[Any], sentinel: int) -> np.int32:
     return high
 
 
-@_compiled
-def faulty_rows(ids_NK: NDArray[Any]) -> int:
-    """Rows in which an expert stands twice, or that are recorded in part."""
-    rows, top_k = ids_NK.shape
-    faulty = 0
-    for n in range(rows):
-        same, missing = 0, 0
-        for k in range(top_k):
-            value = ids_NK[n, k]
-            missing += value < 0
-            for other in range(k):
-                same += value == ids_NK[n, other]
-        # All of a row that was not recorded are equal.
-        faulty += same > 0 if missing == 0 else missing < top_k
-    return faulty
+@cache
+def faulty_rows(top_k: int) -> _Loop:
+    """(ids_C): rows of `top_k` ids in which an expert stands twice, or that are recorded in part.
+
+    `top_k` is compiled in: the pairs are unrolled and many rows compared at once.
+    """
+
+    def loop(ids_C: NDArray[Any]) -> np.int64:
+        faulty = np.int64(0)
+        for row in range(ids_C.size // top_k):
+            same, missing = np.int32(0), np.int32(0)
+            for place in range(top_k):
+                value = ids_C[row * top_k + place]
+                missing += np.int32(value < 0)
+                for other in range(place):
+                    same += np.int32(value == ids_C[row * top_k + other])
+            # All of a row that was not recorded are equal.
+            faulty += np.int64(same > 0) if missing == 0 else np.int64(missing < top_k)
+        return faulty
+
+    return _compiled(loop)
 
 
 @cache

@@ -100,7 +100,7 @@ def check_distinct(ids_RLK: Ids, num_experts: int) -> None:
     """
     codes_NK = ids_RLK.reshape(-1, ids_RLK.shape[-1])
     if codes_NK.size > SMALL:
-        if faulty := int(loops.faulty_rows(codes_NK)):
+        if faulty := int(loops.faulty_rows(codes_NK.shape[1])(np.ascontiguousarray(codes_NK).reshape(-1))):
             raise Refused("routing_invalid", f"{faulty} rows hold an expert twice or are recorded in part")
         return
     check_codes(np.where(codes_NK < 0, num_experts, codes_NK), num_experts)

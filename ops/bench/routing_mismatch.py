@@ -22,7 +22,6 @@ from collections import defaultdict
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rollwire.consumers.trainer.config import TrainerConfig
@@ -30,8 +29,8 @@ from rollwire.consumers.trainer.gradient import Work, add_gradients
 from rollwire.consumers.trainer.plan import Arrays
 from rollwire.consumers.trainer.weights import TrainedWeights
 from rollwire.kernels.advantages import group_advantages
+from rollwire.kernels.loss import LossConfig, loss_batch, policy_gradient
 from rollwire.kernels.policy.model import Policy
-from rollwire.kernels.policy.routing import Replay
 from rollwire.kernels.tensors import State
 from rollwire.ops.bench.routing import demo_sizes
 from rollwire.ops.figures import Figure
@@ -47,11 +46,11 @@ STEPS: Final = 8
 GROUPS, GROUP_SIZE = 32, 8
 DAMAGED: Final = 0.005  # of recorded experts
 BATCH: Final = 128  # sequences of one forward pass
-SETTINGS: Final[dict[str, Replay | None]] = {
-    "off": None,
-    "filter": Replay(follow=False, plausible=0.5),
-    "replay": Replay(),
-    "both": Replay(plausible=0.5),
+SETTINGS: Final[dict[str, LossConfig]] = {
+    "off": LossConfig(replay_routes=False),
+    "filter": LossConfig(replay_routes=False, filter_routes=True),
+    "replay": LossConfig(),
+    "both": LossConfig(filter_routes=True),
 }
 
 
@@ -158,23 +157,26 @@ def measure(policy: Policy, sequences: list[Sequence]) -> tuple[dict[str, Measur
     implausible: dict[str, int] = defaultdict(int)
     differing = np.zeros(4, np.int64)  # tokens that differ, tokens, pairs that differ, pairs
     for at in range(0, len(sequences), BATCH):
-        work = _work(sequences[at : at + BATCH], [0.0] * BATCH, 0)
+        work = _work(sequences[at : at + BATCH], [0.0] * len(sequences[at : at + BATCH]), 0)
         arrays = work.arrays
-        tokens, target = torch.from_numpy(arrays.tokens_T), torch.from_numpy(arrays.target_S)
         recorded: NDArray[Any] = np.asarray(work.routes_TLK)
-        for name, replay in SETTINGS.items():
-            with torch.inference_mode():
-                output = policy.forward_packed(
-                    tokens, arrays.cu_seqlens, None if replay is None else torch.from_numpy(recorded), replay
-                )
-                logp_SV = output.logits_TV.index_select(0, target - 1).log_softmax(-1)
-                pi_S = logp_SV.gather(1, tokens[target].unsqueeze(1)).squeeze(1).numpy()
-            apart[name].append(np.abs(pi_S.astype(np.float64) - arrays.logp_S))
-            if output.implausible_L is not None:
-                implausible[name] += int(output.implausible_L.sum())
-            if replay is None:
+        batch = loss_batch(
+            arrays.tokens_T,
+            arrays.cu_seqlens,
+            arrays.mask_T,
+            arrays.logp_S,
+            arrays.advantages_B,
+            total_sequences=len(arrays.advantages_B),
+            routes_TLK=recorded,
+        )
+        for name, config in SETTINGS.items():
+            result = policy_gradient(policy, batch, config)
+            apart[name].append(np.abs(result.logp_S.numpy().astype(np.float64) - arrays.logp_S))
+            if result.implausible_L is not None:
+                implausible[name] += int(result.implausible_L.sum())
+            if name == "off":
                 known_T = recorded[:, 0, 0] >= 0
-                own = np.sort(output.router_TLK.numpy(), axis=2)
+                own = np.sort(result.router_TLK.numpy(), axis=2)
                 differs_TL = (own != np.sort(recorded, axis=2)).any(axis=2)[known_T]
                 differing += [differs_TL.any(1).sum(), len(differs_TL), differs_TL.sum(), differs_TL.size]
     measured = {name: Measured(np.concatenate(parts), implausible[name]) for name, parts in apart.items()}
@@ -218,7 +220,6 @@ def bench_mismatch(*, rollouts: int = 4096, seed: int = 0) -> list[Figure]:
 
 def mismatch_figures(settings: RunSettings, initial: State, rollouts: int) -> list[Figure]:
     """`STEPS` steps from `initial`, then the measurements at every lag."""
-    torch.set_num_threads(1)
     policy = settings.policy
     config = TrainerConfig(forward="masters", warmup_steps=0)
     weights = TrainedWeights(policy, config)

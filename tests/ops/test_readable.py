@@ -36,12 +36,12 @@ def test_every_example_is_shown_whole_as_one_line_of_json(example: Example) -> N
 
 
 def test_arrays_are_numbers() -> None:
-    rollout = readable_event(load_examples("rollouts")[1].event)
+    named = {example.name: readable_event(example.event) for example in load_examples("rollouts")}
+    rollout, wide = named["two-versions"], named["tool-call"]
     assert rollout["token_ids"] == [11, 3, 5, 7, 12, 3, 14, 5, 0]
     assert rollout["loss_mask"] == [0, 0, 0, 0, 0, 1, 1, 1, 1]
     assert rollout["logprobs"] == [-0.5, -1.25, -0.0, -0.125]
     assert rollout["segments"][1] == {"kind": "sampled", "start": 5, "end": 9}
-    wide = readable_event(load_examples("rollouts")[0].event)
     assert wide["token_ids"][0] == 70_000
     trace = readable_event(load_examples("routing-traces")[1].event)
     assert trace["data"] == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [1, 0], [3, 2]]]

@@ -6,21 +6,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from rollwire.consumers.ledger import Ledger, count_ledger
-from rollwire.ops.demo.checks import Check, checks, figures
-from rollwire.ops.demo.curves import draw_curves
 from rollwire.ops.demo.folders import latest_run, new_run
 from rollwire.ops.demo.guards import interruptible, locked, undisturbed
-from rollwire.ops.demo.history import announce, check_steps, events
-from rollwire.ops.demo.options import DEFAULT_ENVIRONMENT, DemoOptions, new_settings, refuse_fixed, with_final
+from rollwire.ops.demo.history import announce, check_steps
+from rollwire.ops.demo.judge import Outcome, judge
+from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
 from rollwire.ops.demo.supervisor import Supervisor, rollwire_command, tail
-from rollwire.ops.demo.tally import RunFacts, Tally
 from rollwire.ops.demo.view import View, open_view
 from rollwire.ops.demo.watch import Watch
-from rollwire.ops.figures import write_figures
 from rollwire.ops.registry import set_registry
 from rollwire.ops.roles import open_store
 from rollwire.ops.settings import RunSettings, load_settings, save_settings
@@ -29,7 +24,6 @@ from rollwire.ops.stack.info import find_stack
 from rollwire.ops.stack.processes import is_alive
 from rollwire.ops.topics import apply_topics
 from rollwire.ops.warm import has_warm_start
-from rollwire.producers.environments.known import make_environment
 from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
 from rollwire.streams.seams.log_kafka import KafkaLog
 
@@ -38,22 +32,6 @@ FIRST_ROLES = ("trainer", "evaluator", "monitor", "verifier", "pack", "assemble"
 ENDING_ROLES = frozenset({"warm-start", "trainer", "evaluator"})
 STALL_S = 120.0  # no new step, evaluation or swap for so long: something is broken
 WARM_START_S = 600.0
-TALLY_TOPICS = ("train-steps", "weight-versions", "evaluations", "fleet-status", "group-fates", "rollouts")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    folder: Path
-    settings: RunSettings
-    facts: RunFacts
-    ledger: Ledger
-    checks: list[Check]
-    wall_s: float
-    picture: Path
-
-    @property
-    def ok(self) -> bool:
-        return all(check.ok for check in self.checks)
 
 
 def run_demo(options: DemoOptions) -> Outcome:
@@ -90,7 +68,7 @@ def _run(options: DemoOptions, folder: Path, settings: RunSettings, began: float
                 if killed:
                     view.say(f"did not stop within 10 s and had to be killed: {', '.join(killed)}")
                 view.phase("adding up the ledger")
-                return _judge(options, folder, settings, log, began, view)
+                return judge(options, folder, settings, stack, log, began)
             finally:
                 log.close()
 
@@ -189,49 +167,3 @@ def _watch(
             pause.wait(0.1)
     finally:
         watch.close()
-
-
-def _judge(
-    options: DemoOptions, folder: Path, settings: RunSettings, log: KafkaLog, began: float, view: View
-) -> Outcome:
-    environment, control = make_environment(settings.environment), settings.trainer.control
-    tally = Tally(
-        held_out_ids=environment.problems(held_out=True), lineage=settings.lineage, fleet=settings.fleet.fleet
-    )
-    for event in events(log, TALLY_TOPICS):
-        tally.add(event)
-    if tally.tool_tokens:
-        for event in events(log, ("packed-batches",)):
-            tally.add(event)
-    facts = tally.facts(settings.environment)
-    ledger = count_ledger(log, settings.prefix)
-    picture = folder / "curves.png"
-    draw_curves(tally, settings.environment, picture, _title(settings))
-    wall_s = time.monotonic() - began
-    found = checks(
-        facts,
-        environment=settings.environment,
-        steps=settings.steps,
-        max_lag=settings.pack.max_lag_versions,
-        ledger_gap=ledger.gap,
-        wall_s=wall_s,
-        control=control,
-    )
-    results = figures(facts, ledger_gap=ledger.gap, wall_s=wall_s, control=control)
-    for path in filter(None, (folder / "demo.json", options.json_file)):
-        write_figures(path, _command(settings), results)
-    return Outcome(folder, settings, facts, ledger, found, wall_s, picture)
-
-
-def _command(settings: RunSettings) -> str:
-    """What begins such a run, the settings apart that `--set` gave."""
-    environment = (
-        f" --environment {settings.environment}" if settings.environment != DEFAULT_ENVIRONMENT else ""
-    )
-    control = " --control" if settings.trainer.control else ""
-    return f"rollwire demo --seed {settings.seed}{environment}{control}"
-
-
-def _title(settings: RunSettings) -> str:
-    kind = "control, advantages shuffled" if settings.trainer.control else "GRPO"
-    return f"Rollwire demo: {settings.environment}, {kind}, seed {settings.seed}, {settings.steps} steps"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from rollwire.ops.demo.run import Outcome
+from rollwire.ops.broker import DEFAULT_DIR
+from rollwire.ops.demo.judge import Outcome
 
 
 def print_summary(outcome: Outcome, console: Console | None = None) -> None:
@@ -37,13 +38,21 @@ def print_summary(outcome: Outcome, console: Console | None = None) -> None:
             f"{facts.routes_differing or 0:.2%} of routes differ"
         )
     console.print("\n" + "\n".join(lines), highlight=False)
-    folder = outcome.settings.prefix
-    console.print(
-        f"\n[bold]Look next[/]\n"
-        f"  {outcome.picture}   the curves\n"
-        f"  rollwire up && rollwire cat train-steps --prefix {folder} --max 3   what a step is\n"
-        f"  rollwire demo --continue --steps {outcome.settings.steps + 50}   go on from here\n"
-        f"  rollwire demo --max-lag 0, --no-ratio, --control   what the filter, the ratio and the signal are for\n",
-        highlight=False,
-        soft_wrap=True,
+    where = "" if outcome.dir == DEFAULT_DIR else f" --dir {outcome.dir}"
+    look = (
+        (str(outcome.picture), "the curves"),
+        (f"rollwire up{where}", "the log is kept; then"),
+        (f"rollwire cat train-steps{where} --max 1", "what a step is"),
+        (f"rollwire weights ls{where}", "every version, and what it costs to store"),
+        (f"rollwire ledger{where}", "every topic's account"),
+        (f"rollwire demo{where} --continue --steps {outcome.settings.steps + 50}", "go on from here"),
+        (
+            "rollwire demo --max-lag 0, --no-ratio, --control",
+            "what the filter, the ratio and the signal are for",
+        ),
     )
+    width = max(len(command) for command, _ in look)
+    console.print("\n[bold]Look next[/]", highlight=False)
+    for command, what in look:
+        console.print(f"  {command:<{width}}  {what}", highlight=False, markup=False, soft_wrap=True)
+    console.print()

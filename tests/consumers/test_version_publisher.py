@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,20 @@ def test_the_callback_publishes_the_versions_of_a_trainer(kind: str, tmp_path: P
     # Started again from the beginning, it publishes nothing a second time.
     run_trainer_of_others(kind, tmp_path, log, store, steps=7, every=1)
     assert [(v.version, v.step) for v in versions_of(log)][3:] == [(3, 5), (4, 6), (5, 7)]
+
+
+def test_the_documents_example_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(compile(block, "docs/trainers.md", "exec"), scope)  # noqa: S102 - our own text
+    log, store = MemoryLog(TOPICS), MemoryStore()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=12, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+        save_strategy="no", disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    scope["train"](Trainer, a_model(), arguments, Tokens(), log, store, LINEAGE)
+    assert [(v.version, v.step) for v in versions_of(log)] == [(0, 0), (1, 10), (2, 12)]
 
 
 def test_a_callback_for_every_0th_step_is_refused() -> None:

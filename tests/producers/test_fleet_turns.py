@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rollwire.kernels.packing import CostModel
 from rollwire.producers.emit import decode_record
 from rollwire.producers.environments.calculator import (
     CALL_END_ID,
@@ -25,9 +26,10 @@ from rollwire.producers.environments.calculator import (
 from rollwire.producers.fleet import FleetConfig, FleetReport, run_fleet
 from rollwire.producers.verifier.verifier import VerifierConfig, run_verifier
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.records import DeadLetter, Event, Reward, Rollout, RoutingTrace
+from rollwire.schemas.records import Cut, DeadLetter, Event, Group, Reward, Rollout, RoutingTrace
 from rollwire.schemas.routes import decode_ids
 from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.pack_layout import PlanFrame, lay_out
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.engine import Sampled, SampleRequest
@@ -243,8 +245,9 @@ def test_a_stretch_that_did_not_stop_has_no_next_one(reason: str) -> None:
     assert after_stretch(Unasked(), "", encode_text("[1]"), 3, reason).finish_reason == reason
 
 
-def test_the_verifier_scores_the_whole_trajectory() -> None:
-    """Fleet, verifier and assemble on one log: every rollout gets the reward of all its turns together."""
+def test_the_verifier_scores_the_whole_trajectory_and_plans_leave_the_tools_out() -> None:
+    """Fleet, verifier and assemble on one log: every rollout gets the reward of all its turns together; in the step plan
+    of the groups every sampled token has a loss, and no other."""
     log = MemoryLog({name: spec.partitions for name, spec in TOPICS.items()})
     stop, stop_fleet = threading.Event(), threading.Event()
     weights = MemoryWeights()
@@ -256,7 +259,13 @@ def test_the_verifier_scores_the_whole_trajectory() -> None:
             run_verifier, log, Calculator(), VerifierConfig(poll_s=0.05), prefix="t.", stop=stop
         )
         assemble = pool.submit(
-            run_assemble, log, AssembleConfig(), prefix="t.", partitions=None, stop=stop, clock=SystemClock()
+            run_assemble,
+            log,
+            AssembleConfig(equal_rewards="keep"),
+            prefix="t.",
+            partitions=None,
+            stop=stop,
+            clock=SystemClock(),
         )
         fleet = pool.submit(
             run_fleet,
@@ -264,7 +273,7 @@ def test_the_verifier_scores_the_whole_trajectory() -> None:
             engine,
             Calculator(),
             weights,
-            FleetConfig(max_open_groups=16, group_size=4),
+            FleetConfig(max_open_groups=64, group_size=4),
             model="policy",
             lineage=LINEAGE,
             prefix="t.",
@@ -274,7 +283,7 @@ def test_the_verifier_scores_the_whole_trajectory() -> None:
             stop.wait(0.02)
         stop_fleet.set()
         report = fleet.result(timeout=15.0)
-        while len(events(log, "rewards")) < report.written and time.monotonic() < deadline:
+        while len(events(log, "groups")) < report.slots.submitted and time.monotonic() < deadline:
             stop.wait(0.02)
         stop.set()
         verifier.result(timeout=15.0)
@@ -291,3 +300,21 @@ def test_the_verifier_scores_the_whole_trajectory() -> None:
         assert (reward.reward, reward.outcome) == (verdict.reward, verdict.outcome)
     assert {reward.outcome for reward in rewards.values()} >= {"no number", "too many calls"}
     assert [e for e in events(log, "dead-letters") if isinstance(e, DeadLetter)] == []
+    groups = [e for e in events(log, "groups") if isinstance(e, Group)]
+    assert len(groups) == report.slots.submitted
+    cut = Cut(inputs=(), clock_us=1_767_225_600_000_000)
+    frame = PlanFrame("policy", LINEAGE, 1, 10**6, 2, 4_096, 10**6, CostModel(1.0, 0.0), cut)
+    by_id = {rollout.rollout_id: rollout for rollout in rollouts}
+    planned: list[str] = []
+    tool_tokens = 0
+    for batch in lay_out(groups, frame):
+        for micro in batch.microbatches:
+            starts_B1 = np.frombuffer(micro.cu_seqlens, "<i4")
+            for rollout_id, start in zip(micro.rollout_ids, starts_B1, strict=False):
+                planned.append(rollout_id)
+                for segment in by_id[rollout_id].segments:
+                    mask = micro.loss_mask[start + segment.start : start + segment.end]
+                    assert mask == (b"\1" if segment.kind == "sampled" else b"\0") * len(mask)
+                    tool_tokens += len(mask) if segment.kind == "tool" else 0
+    assert sorted(planned) == sorted(by_id)
+    assert tool_tokens > 50

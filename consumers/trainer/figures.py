@@ -36,7 +36,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     masked_high: int = 0
     rejected_sequences: int = 0
     rejected_tokens: int = 0
-    implausible: tuple[int, ...] = ()  # [L] recorded experts that the filter found implausible; empty = filter off
+    implausible: tuple[
+        int, ...
+    ] = ()  # [L] recorded experts that the filter found implausible; empty = filter off
 
 
 def train_step(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rollwire.consumers.trainer.traces import TOPIC as TRACES
 from rollwire.kernels.policy.config import PolicyConfig
+from rollwire.kernels.routing.codec import encode_routes
 from rollwire.schemas.catalogue import TOPICS as CATALOGUE
 from rollwire.schemas.ids import new_group_id, rollout_id
 from rollwire.schemas.records import Cut, Microbatch, PackedBatch, Position, RoutingTrace
@@ -63,6 +64,7 @@ def sequences(spec: Rehearsal, step: int) -> list[Rolled]:
         length = int(rng.integers(_PROMPT + 2, _PROMPT + 12))
         shape = (length - 1, config.num_hidden_layers, config.num_experts)
         routes = rng.random(shape).argsort(axis=2)[:, :, : config.num_experts_per_tok].astype("u1")
+        packed = encode_routes(routes, config.num_experts)
         trace = RoutingTrace(
             rollout_id=name,
             group_id=group_id,
@@ -73,8 +75,8 @@ def sequences(spec: Rehearsal, step: int) -> list[Rolled]:
             rows=length - 1,
             tokens=length,
             last_row="missing",  # the last sampled token was never an input
-            encoding="u1",
-            data=routes.tobytes(),
+            encoding=packed.encoding,
+            data=packed.data,
             claim=None,
             recorded_us=_EPOCH_US,
         )

@@ -36,7 +36,7 @@ SMALL: Final = 8_192
 BLOCK: Final = 1 << 17
 """Ids packed at a time, a multiple of 8: they stay in the cache over the passes."""
 SCRATCH: Final = 4 << 20  # bytes a thread keeps to pack into
-SAMPLE: Final = 32_768  # bytes of each of the two stretches that are tried
+SAMPLE: Final = 16_384  # bytes of each of the two stretches that are tried
 WORTH: Final = 0.9  # zstd must leave at most this of what it is given
 ZSTD_MIN: Final = 512  # bytes below which a frame's own header eats the gain
 MAX_BYTES: Final = 1 << 30  # of the packed form of one trace, decoded from a claim check

@@ -61,7 +61,7 @@ def _fastest(work: Callable[[], None], repeats: int) -> float:
     return best
 
 
-def bench_codec(*, repeats: int = 7, seed: int = 0) -> list[Figure]:
+def bench_codec(*, repeats: int = 20, seed: int = 0) -> list[Figure]:
     """Sizes and speeds. Each speed is of the fastest of `repeats` passes over all traces."""
     drawn = [zipf_routes(TOKENS, LAYERS, EXPERTS, TOP_K, seed=seed + index) for index in range(DRAWN)]
     traces = [drawn[index % DRAWN].copy() for index in range(TRACES)]

@@ -72,7 +72,7 @@ def codec(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
 
 
 @bench.command
-def routing(*, repeats: Positive = 7, rollouts: Positive = 4096, seed: int = 0, json: Json = None) -> None:
+def routing(*, repeats: Positive = 20, rollouts: Positive = 4096, seed: int = 0, json: Json = None) -> None:
     """Routing traces: size and speed on one core against int32 and memcpy; mismatch with and without replay and filter.
 
     Parameters

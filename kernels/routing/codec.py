@@ -62,7 +62,8 @@ def encode_routes(ids_RLK: Ids, num_experts: int, *, zstd: bool = True) -> Packe
     if ids_C.size <= SMALL:
         low, high = int(ids_C.min(initial=0)), int(ids_C.max(initial=0))
         _check_bounds(low, high, num_experts)
-        data = pack(np.where(ids_C < 0, num_experts, ids_C) if low < 0 else ids_C, bits)
+        # A narrow signed dtype has no room for the sentinel.
+        data = pack(np.where(ids_C < 0, num_experts, ids_C.astype(np.int32)) if low < 0 else ids_C, bits)
     else:
         data = _pack(ids_C, num_experts, bits)
     if zstd and len(data) >= ZSTD_MIN:
@@ -103,7 +104,7 @@ def check_distinct(ids_RLK: Ids, num_experts: int) -> None:
         if faulty := int(loops.faulty_rows(codes_NK.shape[1])(np.ascontiguousarray(codes_NK).reshape(-1))):
             raise Refused("routing_invalid", f"{faulty} rows hold an expert twice or are recorded in part")
         return
-    check_codes(np.where(codes_NK < 0, num_experts, codes_NK), num_experts)
+    check_codes(np.where(codes_NK < 0, num_experts, codes_NK.astype(np.int32)), num_experts)
 
 
 def _check_bounds(low: int, high: int, num_experts: int) -> None:

@@ -62,7 +62,7 @@ def test_every_width_comes_back(experts: int, rows: int) -> None:
     st.integers(1, 4),
     st.integers(1, 8),
     st.integers(0, 2**32),
-    st.sampled_from(["u1", "i2", "i4", "i8", "u2"]),
+    st.sampled_from(["u1", "i1", "i2", "i4", "i8", "u2"]),
 )
 def test_compiled_and_plain_agree(
     experts: int, rows: int, layers: int, top_k: int, seed: int, dtype: str
@@ -93,6 +93,14 @@ def test_zstd_is_taken_where_it_pays_and_only_there() -> None:
     assert len(packed.data) < 0.1 * packed_bytes(repeated.size, 9)
     assert (decode_routes(packed.encoding, packed.data, repeated.shape, 384) == repeated).all()
     assert encode_routes(repeated, 384, zstd=False).encoding == "bits"
+
+
+def test_a_narrow_signed_dtype_may_hold_128_experts_and_a_hole() -> None:
+    for rows in (1, 4000):
+        ids = np.tile(np.array([[[127, 0, 64], [-1, -1, -1]]], np.int8), (rows, 1, 1))
+        packed = encode_routes(ids, 128)
+        assert (decode_routes(packed.encoding, packed.data, ids.shape, 128) == ids).all()
+        check_distinct(ids, 128)
 
 
 @pytest.mark.parametrize("bad", [384, 385, -2, 511, 70_000])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rollwire.consumers.trainer.traces import routes_of
 from rollwire.kernels.routing.codec import decode_routes
 from rollwire.producers.emit import decode_record, outgoing
 from rollwire.producers.trajectory import Finished, Origin, Trajectory, narrowest_dtype, spans_of
@@ -19,6 +20,7 @@ from rollwire.schemas.records import Event, RoutingTrace, Segment, Span
 from rollwire.streams.seams.engine import Sampled
 from rollwire.streams.seams.environment import Task
 from rollwire.streams.seams.log import Record
+from rollwire.streams.seams.store_memory import MemoryStore
 
 NOW_US = 1_767_225_600_000_000
 GROUP = new_group_id(NOW_US, 42)
@@ -256,3 +258,20 @@ def test_an_unknown_finish_is_an_error() -> None:
 )
 def test_tokens_take_the_narrowest_dtype(vocab: int, dtype: str) -> None:
     assert narrowest_dtype(vocab) == dtype
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_the_trainer_gets_the_routes_that_the_engine_recorded(pack: bool) -> None:
+    rng = np.random.default_rng(5)
+    routes = rng.random((6, 3, 8)).argsort(axis=2)[:, :, :2].astype(np.uint8)
+    one = trajectory()
+    one.add_sampled(sampled(3, rows=None)._replace(routes=routes))
+    trace = one.finish(ORIGIN._replace(pack_routes=pack), "stop", NOW_US).trace
+    assert trace is not None
+    read = through_the_codec(trace)
+    assert isinstance(read, RoutingTrace)
+    routes_TLK = routes_of(
+        [trace.rollout_id, "another"], [7, 2], [read, None], MemoryStore(), layers=3, experts=8, top_k=2
+    )
+    assert (routes_TLK[:6] == routes).all()
+    assert (routes_TLK[6:] == -1).all()

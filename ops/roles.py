@@ -83,7 +83,7 @@ def run_fleet_role(run: Run) -> None:
     try:
         run_fleet(
             log,
-            TorchEngine(settings.policy, settings.fleet.max_running),
+            TorchEngine(settings.policy, settings.fleet.max_running, kv_at_swap=settings.fleet.kv_at_swap),
             environment_of(settings),
             weights,
             settings.fleet.model_copy(update={"num_experts": settings.policy.num_experts}),

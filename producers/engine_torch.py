@@ -1,7 +1,7 @@
 """The built-in engine: the torch policy behind the engine seam, on one thread.
 
 Requests join and leave at any step; prompts are read in the step that also samples their first token. A swap takes
-effect at the next step and drops nothing.
+effect at the next step and drops nothing: the KV cache of running requests is kept, or computed anew with the new weights.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,15 @@ from rollwire.streams.seams.engine import Sampled, SampleRequest
 class TorchEngine:
     """Implements `streams.seams.engine.Engine`. At most `max_running` requests decode at once; more wait their turn."""
 
-    def __init__(self, config: PolicyConfig, max_running: int) -> None:
+    def __init__(
+        self, config: PolicyConfig, max_running: int, *, kv_at_swap: Literal["keep", "recompute"] = "keep"
+    ) -> None:
         if max_running < 1:
             raise ConfigError(f"max_running must be at least 1, got {max_running}")
         self._config = config
         self._sampler: Sampler[SampleRequest] = Sampler(config, max_running)
         self._max_running = max_running
+        self._recompute = kv_at_swap == "recompute"
         self._waiting: deque[SampleRequest] = deque()
 
     @property
@@ -70,7 +74,7 @@ class TorchEngine:
         """Raises `StateMismatch` for a state that does not fit; the old weights then go on serving."""
         if version < 0:
             raise ConfigError(f"versions are not negative, got {version}")
-        self._sampler.load(version, state)
+        self._sampler.load(version, state, recompute=self._recompute)
 
     def abort(self) -> list[Sampled]:
         """Everything accepted, in no particular order; a request that had not started comes back with no tokens."""

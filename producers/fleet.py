@@ -14,7 +14,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
@@ -59,6 +59,11 @@ class FleetConfig(BaseModel):
         default=1.0, gt=0, description="sampling temperature; logprobs are at temperature 1"
     )
     seed: int = Field(default=0, ge=0, description="of the tasks and the samples")
+    kv_at_swap: Literal["keep", "recompute"] = Field(
+        default="keep",
+        description="what becomes of the KV cache of running requests at a swap: kept (older keys and values, no pause), "
+        "or computed anew with the new weights (the next decode step reads every running request from its start)",
+    )
     record_routes: bool = Field(default=True, description="write routing traces")
     pack_routes: bool = Field(
         default=True, description="write expert ids in as few bits as they need; off, one byte an id"

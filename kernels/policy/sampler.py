@@ -14,6 +14,7 @@ from typing import Generic
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rollwire.kernels.policy import ops
@@ -40,7 +41,8 @@ class Sampler(Generic[Tag]):
     def __init__(self, config: PolicyConfig, capacity: int) -> None:
         self.config = config
         self.rows: Rows[Tag] = Rows(config, capacity)
-        self._old = 0  # rows [0, old) have their prompt in the cache
+        self._old = 0  # rows [0, old) have all but their last token in the cache
+        self._again = 0  # rows [0, again) are read a second time: what they recorded stands
         self._policy = Policy(config)
         self._layers: list[LayerWeights] = []
         self._rope = rope_tables(config)
@@ -51,14 +53,19 @@ class Sampler(Generic[Tag]):
         """-1 before the first `load`."""
         return self._version
 
-    def load(self, version: int, state: State) -> None:
-        """Samples with these weights from the next step on. Raises `StateMismatch` and then changes nothing."""
+    def load(self, version: int, state: State, *, recompute: bool = False) -> None:
+        """Samples with these weights from the next step on; `recompute`: with a cache of these weights alone.
+
+        Raises `StateMismatch` and then changes nothing.
+        """
         load_state(self._policy, state)
         with torch.inference_mode():
             self._layers = [
                 LayerWeights(*(tensor.detach() for tensor in layer)) for layer in self._policy.layer_weights()
             ]
         self._version = version
+        if recompute:
+            self._again, self._old = max(self._again, self._old), 0
 
     def join(self, new: NewRow, tag: Tag) -> None:
         self.rows.add(new, tag)
@@ -86,14 +93,14 @@ class Sampler(Generic[Tag]):
         ]
         if len(ended):
             rows.remove(ended)
-        self._old = rows.count
+        self._old, self._again = rows.count, 0
         return done
 
     def clear(self) -> list[tuple[Tag, Sample]]:
         """Ends all rows with what they have."""
         taken = [(self.rows.tags[row], self.rows.take(row)) for row in range(self.rows.count)]
         self.rows.remove(np.arange(self.rows.count))
-        self._old = 0
+        self._old = self._again = 0
         return taken
 
     def _forward(self) -> Tensor:
@@ -107,6 +114,10 @@ class Sampler(Generic[Tag]):
         place_T = np.concatenate(
             [lengths_M[:old] - 1, np.arange(starts[-1]) - np.repeat(starts[:-1], fresh)]
         ).astype(np.int64)
+        # What a token was routed to when it was first read stands: the token after it was sampled by that.
+        first_read: slice | NDArray[np.int64] = slice(None)
+        if self._again:
+            first_read = np.flatnonzero((row_T >= self._again) | (place_T == lengths_M[row_T] - 1))
         last_M = torch.from_numpy(np.concatenate([np.arange(old), old + starts[1:] - 1]))
         layout = packed_layout(starts) if count > old else None
         heads = np.arange(config.num_key_value_heads)
@@ -132,7 +143,8 @@ class Sampler(Generic[Tag]):
             x_TH = x_TH + nn.functional.linear(mixed, weights.o)
             normed = ops.rms_norm(x_TH, weights.post_norm_H, config.rms_norm_eps)
             routing = route(normed, weights.router_EH, config, None)
-            rows.routes_MCLK[row_T, place_T, index] = routing.used_TK.to(torch.uint8).numpy()
+            used_TK = routing.used_TK.to(torch.uint8).numpy()
+            rows.routes_MCLK[row_T[first_read], place_T[first_read], index] = used_TK[first_read]
             x_TH = x_TH + ops.experts(
                 normed, routing.gates_TK, weights.gate_up, weights.down, routing.used_TK
             )

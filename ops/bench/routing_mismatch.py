@@ -14,6 +14,7 @@ free router and counts, so that its mismatch is that of `off`.
     routing.implausible.lag<n>                         recorded experts that the filter replaced, of all
     routing.mismatch.damaged.<setting>.<p50|p99|p999>  lag 0, with one of 200 recorded experts replaced by any other
     routing.damaged_replaced                           of the experts so planted, those that the filter replaced
+    routing.kv.*                                       see `routing_kv`: four versions are swapped over at once
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rollwire.kernels.loss import LossConfig, loss_batch, policy_gradient
 from rollwire.kernels.policy.model import Policy
 from rollwire.kernels.tensors import State
 from rollwire.ops.bench.routing import demo_sizes
+from rollwire.ops.bench.routing_kv import kv_figures
 from rollwire.ops.figures import Figure
 from rollwire.ops.settings import RunSettings
 from rollwire.ops.warm import load_warm_start, make_warm_start
@@ -266,4 +268,4 @@ def mismatch_figures(settings: RunSettings, initial: State, rollouts: int) -> li
                     unit="of planted experts",
                 ),
             ]
-    return figures
+    return figures + kv_figures(policy, published[STEPS - 4], published[STEPS], seed=settings.seed)

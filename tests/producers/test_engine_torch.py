@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -154,6 +156,46 @@ def test_swap_in_flight_keeps_requests_and_their_cache() -> None:
             assert got.routes is not None
             mixed += not np.array_equal(reread.routes, got.routes[: len(ids)])
     assert mixed > 5
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_a_cache_that_is_recomputed_at_a_swap_is_that_of_the_new_weights_alone(
+    kv: Literal["keep", "recompute"],
+) -> None:
+    old, new = state_of(1), state_of(5)
+    engine = TorchEngine(CONFIG, 64, kv_at_swap=kv)
+    engine.swap(3, old)
+    engine.submit([request(i, new=12) for i in range(40)])
+    done = {s.request_id: s for _ in range(4) for s in engine.step()}
+    engine.swap(4, new)
+    engine.submit([request(i, new=12) for i in range(40, 50)])  # they join the rows that are read again
+    done.update(drain(engine))
+    before, after = Policy(CONFIG), Policy(CONFIG)
+    load_state(before, old)
+    load_state(after, new)
+    apart: list[float] = []
+    for index in range(50):
+        got, asked = done[f"r{index}"], request(index, new=12)
+        ids = np.concatenate([asked.prompt_ids, got.token_ids])
+        with torch.no_grad():
+            cut = np.array([0, len(ids)], np.int32)
+            first = before.forward_packed(torch.from_numpy(ids), cut)
+            output = after.forward_packed(torch.from_numpy(ids), cut)
+        logp = output.logits_TV.log_softmax(-1).numpy()
+        sampled = np.arange(len(asked.prompt_ids), len(ids))
+        mine = got.versions == 4
+        apart += np.abs(logp[sampled - 1, got.token_ids] - got.logprobs)[mine].tolist()
+        # What was read before the swap keeps the routes that its successor was sampled by.
+        assert got.routes is not None
+        read_before = len(asked.prompt_ids) + 3 if index < 40 else 0
+        assert np.array_equal(
+            got.routes[:read_before], first.router_TLK.numpy()[: len(got.routes)][:read_before]
+        )
+    assert len(apart) > 100
+    if kv == "recompute":
+        assert max(apart) < 1e-5
+    else:
+        assert max(apart) > 0.1
 
 
 def test_a_state_that_does_not_fit_leaves_the_old_one_serving() -> None:

@@ -100,6 +100,22 @@ def test_a_demo_runs_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert processes_of(folder) == []
 
 
+def test_a_policy_that_calls_a_tool_is_not_trained_on_what_the_tool_says(tmp_path: Path) -> None:
+    folder, figures = tmp_path / "rw", tmp_path / "demo.json"
+    # The warm start of the real demo: a weaker one has hardly a group of unequal rewards.
+    warm = ("--set", "warm_start.steps=300", "--set", "warm_start.demonstrations=20000")
+    with demo(folder, "--environment", "calculator", "--steps", "8", *warm, "--json", str(figures)) as run:
+        text = run.communicate(timeout=400)[0]
+    assert run.returncode == 0, text
+    named = {r["name"]: r["value"] for r in json.loads(figures.read_text())["results"]}
+    assert named["demo.tool_tokens"] > 100
+    assert named["demo.tool_tokens_trained"] == 0
+    assert named["demo.versions"] == 9
+    assert named["demo.ledger_gap"] == 0
+    assert named["demo.mixed_version_share"] > 0
+    assert 0 < named["demo.heldout_before"] < 0.5
+
+
 def test_a_wrong_setting_starts_nothing(tmp_path: Path) -> None:
     with demo(tmp_path / "rw", "--set", "trainer.learning_rat=1") as run:
         text = run.communicate(timeout=60)[0]

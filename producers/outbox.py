@@ -16,14 +16,7 @@ import structlog
 from rollwire.producers.claims import claim_check
 from rollwire.producers.emit import outgoing
 from rollwire.producers.trajectory import Finished
-from rollwire.schemas.errors import (
-    LogError,
-    LogUnavailable,
-    Refused,
-    RollwireError,
-    StoreError,
-    StoreUnavailable,
-)
+from rollwire.schemas.errors import LogUnavailable, Refused, RollwireError, StoreUnavailable
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Outgoing, Writer
 from rollwire.streams.seams.store import ObjectStore
@@ -121,8 +114,12 @@ class Outbox:
                     self._in_hand = 0
                     self.written += rollouts
                     self._changed.notify_all()
-        except (LogError, StoreError) as error:
+        except RollwireError as error:
             self._error = error
+        except Exception as error:  # noqa: BLE001  a thread's edge: sampling on while nothing is written must not go unseen
+            unexpected = RollwireError(f"rollouts can no longer be written: {error!r}")
+            unexpected.__cause__ = error
+            self._error = unexpected
         finally:
             if writer is not None:
                 writer.close()

@@ -23,7 +23,7 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid"):  # as arguments: typ
         default=16, ge=2, multiple_of=2, description="Width of one head; even, for the rotation."
     )
     num_experts: int = Field(
-        default=8, ge=1, le=256, description="Experts a layer; traces carry ids as one byte."
+        default=8, ge=1, le=256, description="Experts a layer; the sampler records ids as one byte."
     )
     num_experts_per_tok: int = Field(default=2, ge=1, description="Experts chosen for each token and layer.")
     moe_intermediate_size: int = Field(default=64, ge=1, description="Hidden width of one expert.")

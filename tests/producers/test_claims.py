@@ -15,7 +15,8 @@ from rollwire.producers.claims import claim_check
 from rollwire.producers.emit import decode_record
 from rollwire.producers.outbox import Outbox
 from rollwire.producers.trajectory import Finished
-from rollwire.schemas.errors import PlanViolation, Refused, StoreUnavailable
+from rollwire.schemas.codec import use_registry
+from rollwire.schemas.errors import PlanViolation, Refused, RegistryUnavailable, StoreUnavailable
 from rollwire.schemas.ids import new_group_id, rollout_id
 from rollwire.schemas.records import Rollout, RoutingTrace, Segment, Span
 from rollwire.streams.seams.clock import SystemClock
@@ -166,6 +167,30 @@ def test_a_store_that_stays_away_ends_the_outbox() -> None:
     out.close()
     with pytest.raises(StoreUnavailable):
         out.check()
+
+
+class _Away:
+    """A schema registry that does not answer."""
+
+    def head(self, topic: str, schema: str) -> bytes:
+        raise RegistryUnavailable("away")
+
+    def schema_of(self, schema_id: int) -> str | None:
+        raise RegistryUnavailable("away")
+
+
+def test_a_registry_that_is_away_ends_the_outbox_and_is_told() -> None:
+    use_registry(_Away())
+    try:
+        out = outbox(MemoryLog({"rollouts": 1, "routing-traces": 1}), None)
+        out.put(finished(40))
+        assert not out.flush(30.0)
+        out.close()
+    finally:
+        use_registry(None)
+    with pytest.raises(RegistryUnavailable):
+        out.check()
+    assert (out.written, out.refused) == (0, 0)
 
 
 def test_a_claimed_trace_that_holds_something_else_is_found_by_the_trainer() -> None:

@@ -15,9 +15,9 @@ import time
 from typing import Final, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from rollwire.kernels.loss import LossConfig, loss_batch, policy_gradient
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.model import Policy
 from rollwire.kernels.policy.states import load_state
@@ -31,6 +31,7 @@ from rollwire.streams.seams.engine import Sampled, SampleRequest
 KV = Literal["keep", "recompute"]
 ROWS: Final = 512
 STEPS_BEFORE: Final = 4
+BATCH: Final = 128  # sequences of one scoring pass
 
 
 def kv_figures(config: PolicyConfig, old: State, new: State, *, seed: int) -> list[Figure]:
@@ -93,12 +94,23 @@ def _apart(
     policy = Policy(config)
     load_state(policy, state)
     found: list[NDArray[np.float64]] = []
-    for one in done:
-        prompt = prompts[one.request_id]
-        ids = np.concatenate([prompt, one.token_ids])
-        with torch.no_grad():
-            output = policy.forward_packed(torch.from_numpy(ids), np.array([0, len(ids)], np.int32))
-        logp_TV = output.logits_TV.log_softmax(-1).numpy()
-        logp_N = logp_TV[np.arange(len(prompt), len(ids)) - 1, one.token_ids]
-        found.append(np.abs(logp_N.astype(np.float64) - one.logprobs)[one.versions == 1])
+    for at in range(0, len(done), BATCH):
+        part = done[at : at + BATCH]
+        asked = [prompts[one.request_id] for one in part]
+        lengths = [len(prompt) + len(one.token_ids) for prompt, one in zip(asked, part, strict=True)]
+        mask = [np.arange(length) >= len(prompt) for prompt, length in zip(asked, lengths, strict=True)]
+        logp_S = np.concatenate([one.logprobs for one in part])
+        batch = loss_batch(
+            np.concatenate(
+                [ids for prompt, one in zip(asked, part, strict=True) for ids in (prompt, one.token_ids)]
+            ),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            np.concatenate(mask),
+            logp_S,
+            np.zeros(len(part), np.float32),
+            total_sequences=len(part),
+        )
+        scored_S = policy_gradient(policy, batch, LossConfig(replay_routes=False)).logp_S.numpy()
+        after_S = np.concatenate([one.versions for one in part]) == 1
+        found.append(np.abs(scored_S.astype(np.float64) - logp_S)[after_S])
     return np.concatenate(found)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from rollwire.kernels.corrections import CorrectionConfig
 
@@ -121,6 +121,14 @@ class TrainerConfig(CorrectionConfig):
     shutdown_s: float = Field(
         default=10.0, gt=0, description="For finishing the running step and committing what is published."
     )
+
+    @model_validator(mode="after")
+    def _pause_watches_something(self) -> Self:
+        if self.mismatch_action == "pause" and self.mismatch_bound is None:
+            raise ValueError(
+                "mismatch_action is pause without a mismatch_bound: set the bound that it is to pause at"
+            )
+        return self
 
     def rate(self, step: int) -> float:
         """Learning rate of optimiser step `step` = 1, 2, ...: linear warm-up, then constant."""

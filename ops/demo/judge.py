@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,21 +50,23 @@ def judge(
     options: DemoOptions, folder: Path, settings: RunSettings, stack: StackInfo, log: KafkaLog, began: float
 ) -> Outcome:
     """Reads the run's topics, draws the picture and writes the figures into the run's folder."""
-    # Tally and ledger both read all rollouts: side by side they take half the time.
-    counting = _count_ledger(folder, settings, stack)
     environment, control = make_environment(settings.environment), settings.trainer.control
-    tally = Tally(
-        held_out_ids=environment.problems(held_out=True), lineage=settings.lineage, fleet=settings.fleet.fleet
-    )
-    for event in events(log, TALLY_TOPICS):
-        tally.add(event)
-    if tally.tool_tokens:
-        for event in events(log, ("packed-batches",)):
+    # Tally and ledger both read all rollouts: side by side they take half the time.
+    with _counted_ledger(folder, settings, stack) as counted:
+        tally = Tally(
+            held_out_ids=environment.problems(held_out=True),
+            lineage=settings.lineage,
+            fleet=settings.fleet.fleet,
+        )
+        for event in events(log, TALLY_TOPICS):
             tally.add(event)
-    facts = tally.facts(settings.environment)
-    picture = folder / "curves.png"
-    draw_curves(tally, settings.environment, picture, _title(settings))
-    ledger = counting()
+        if tally.tool_tokens:
+            for event in events(log, ("packed-batches",)):
+                tally.add(event)
+        facts = tally.facts(settings.environment)
+        picture = folder / "curves.png"
+        draw_curves(tally, settings.environment, picture, _title(settings))
+        ledger = counted()
     wall_s = time.monotonic() - began
     found = checks(
         facts,
@@ -80,29 +83,19 @@ def judge(
     return Outcome(options.dir, folder, settings, facts, ledger, found, wall_s, picture)
 
 
-def _count_ledger(folder: Path, settings: RunSettings, stack: StackInfo) -> Callable[[], Ledger]:
-    """Starts `rollwire ledger` on the run; what it returns waits for the account."""
+@contextmanager
+def _counted_ledger(folder: Path, settings: RunSettings, stack: StackInfo) -> Iterator[Callable[[], Ledger]]:
+    """`rollwire ledger` on the run for as long as the block lasts; what it gives waits for the account."""
     account, output = folder / "ledger.json", folder / "logs" / "ledger.log"
     account.unlink(missing_ok=True)
+    command = [
+        *rollwire_command(),
+        *("ledger", "--bootstrap", stack.bootstrap, "--prefix", settings.prefix, "--json", str(account)),
+        *(("--schema-registry", settings.schema_registry_url) if settings.schema_registry_url else ()),
+    ]
     with output.open("wb") as out:
         process = subprocess.Popen(
-            [
-                *rollwire_command(),
-                *(
-                    "ledger",
-                    "--bootstrap",
-                    stack.bootstrap,
-                    "--prefix",
-                    settings.prefix,
-                    "--json",
-                    str(account),
-                ),
-                *(
-                    ("--schema-registry", settings.schema_registry_url)
-                    if settings.schema_registry_url
-                    else ()
-                ),
-            ],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -116,13 +109,15 @@ def _count_ledger(folder: Path, settings: RunSettings, stack: StackInfo) -> Call
             raise DeadlineExceeded(
                 f"the ledger was not added up within {LEDGER_S:.0f} s; see {output}"
             ) from None
-        finally:
-            process.kill()
         if not account.exists():
             raise StackError(f"the ledger could not be added up:\n{tail(output)}")
         return msgspec.json.decode(account.read_bytes(), type=Ledger)
 
-    return wait
+    try:
+        yield wait
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _command(settings: RunSettings) -> str:

@@ -241,3 +241,9 @@ def test_corrections_are_counted_and_change_the_bits(
     assert step.state_digest != plain.steps()[0].state_digest
     assert all(step.settings[name] == str(value) for name, value in settings.items())
     assert plain.steps()[0].masked_low == plain.steps()[0].rejected_sequences == 0
+
+
+def test_a_pause_without_a_bound_is_a_wrong_setting() -> None:
+    with pytest.raises(ValueError, match="mismatch_bound"):
+        TrainerConfig(mismatch_action="pause")
+    assert TrainerConfig(mismatch_action="pause", mismatch_bound=0.5).mismatch_bound == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,14 +22,15 @@ bench = App(name="bench", help="Measure parts of Rollwire on this machine.")
 def show(title: str, figures: Sequence[Figure]) -> None:
     """The figures as a table on the terminal."""
     table = Table(title=title, title_justify="left")
-    table.add_column("figure")
+    table.add_column("figure", no_wrap=True)
     for heading in ("value", "unit", "baseline", "ratio"):
         table.add_column(heading, justify="left" if heading == "unit" else "right")
     for figure in figures:
         baseline = "" if figure.baseline is None else f"{figure.baseline:.4g}"
         ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
         table.add_row(figure.name, f"{figure.value:.4g}", figure.unit, baseline, ratio)
-    Console().print(table)
+    # Into a pipe a table is never cut: it goes on to grep or awk.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 @bench.command

@@ -1,4 +1,4 @@
-"""kill -9 of a trainer on the real broker and store: it restores, replays, finds the same digests and goes on."""
+"""kill -9 of a trainer on the real broker and store: it restores, replays, finds the same digests and goes on (C15)."""
 
 from __future__ import annotations
 

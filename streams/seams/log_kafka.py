@@ -42,6 +42,9 @@ _NO_LEADER: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        # A broker that just came back may for a moment be behind the epoch that its clients know.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
 _NO_COORDINATOR: Final = frozenset(
@@ -168,6 +171,7 @@ class KafkaLog:
                     self.partitions(topic)
                 if failure.args[0].code() not in _NO_LEADER or time.monotonic() > deadline:
                     raise unavailable("asking for offsets", failure) from failure
+                time.sleep(0.05)
                 time.sleep(0.05)
             except TimeoutError as failure:
                 raise LogUnavailable(f"no offsets after {_REQUEST_S:g} s: is the broker up?") from failure

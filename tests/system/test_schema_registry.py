@@ -67,7 +67,8 @@ def registry(url: str, own_prefix: str) -> Iterator[ConfluentRegistry]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": url}) as made:
+    # Without a time-out of its own it waits for ever for an answer that a busy registry never sends.
+    with SchemaRegistryClient({"url": url, "timeout": 5, "max.retries": 5}) as made:
         yield made
 
 

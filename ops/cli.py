@@ -43,6 +43,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),
+    Command("chaos", "rollwire.ops.commands.chaos:app", "Kill and pause under a known load; count what is lost or doubled.", RUN),
     Command("run", "rollwire.ops.commands.run:run", "Run one process of a run.", RUN),
 )
 # fmt: on

@@ -3,6 +3,11 @@
 It keeps the properties that bite: transactions with a last stable offset, control records that take an offset (C40),
 fencing by epoch (C38), consumer-group offsets that become visible with their transaction, records that retention
 removed (`trim`), and the key's partition by murmur2. Thread-safe; nothing outlives the object.
+
+A transaction is decided at once, by its coordinator; its markers then travel to every partition and every group's offsets
+on their own. By default they arrive at once; with `hold_markers` a simulation delivers them (`markers`, `deliver`), one
+by one and in any order. Whoever must have them waits (`await_markers`): the next transaction of the same id, and whoever
+asks for the offsets of a group.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rollwire.schemas.errors import (
     Fenced,
@@ -26,12 +31,28 @@ from rollwire.streams.seams.limits import check_size
 from rollwire.streams.seams.log import Outgoing, Reader, Record, TopicPartition, TransactionalWriter, Writer
 
 
-class _Transaction:
-    """One open transaction: where it began in each partition, and which records are its own."""
+class Transaction:
+    """A transaction that has not ended everywhere: its records by partition, its offsets by group."""
 
-    def __init__(self) -> None:
-        self.first: dict[TopicPartition, int] = {}
+    def __init__(self, transactional_id: str, begun_us: int) -> None:
+        self.transactional_id = transactional_id
+        self.begun_us = begun_us
+        self.state: Literal["open", "committed", "aborted"] = "open"
         self.entries: dict[TopicPartition, list[int]] = {}
+        self.offsets: dict[str, dict[TopicPartition, int]] = {}
+        self.ended: set[TopicPartition | str] = set()  # where its marker has arrived
+
+    @property
+    def places(self) -> tuple[TopicPartition | str, ...]:
+        """Where it has something, or a marker would have to go: partitions, and names of consumer groups."""
+        return (*self.entries, *self.offsets)
+
+
+class Marker(NamedTuple):
+    """The end of a decided transaction on its way to one partition, or to the offsets of one group."""
+
+    transaction: Transaction
+    place: TopicPartition | str
 
 
 class _Partition:
@@ -54,8 +75,11 @@ class GroupOffset(NamedTuple):
 class MemoryLog:
     """A log with the given topics and partition counts. Record time is the clock's."""
 
-    def __init__(self, partitions: Mapping[str, int], clock: Clock | None = None) -> None:
+    def __init__(
+        self, partitions: Mapping[str, int], clock: Clock | None = None, *, hold_markers: bool = False
+    ) -> None:
         self._clock: Clock = clock if clock is not None else SystemClock()
+        self._hold_markers = hold_markers
         self._changed = threading.Condition(threading.RLock())
         self._counts = dict(partitions)
         self._partitions = {
@@ -63,9 +87,8 @@ class MemoryLog:
             for topic, count in partitions.items()
             for index in range(count)
         }
-        self._open: list[_Transaction] = []
+        self._transactions: list[Transaction] = []  # until the last marker of each has arrived
         self._epochs: dict[str, int] = {}
-        self._owners: dict[str, _MemoryTransactionalWriter] = {}
         self._committed: dict[GroupOffset, int] = {}
 
     # -- the seam -----------------------------------------------------------------------------------------------
@@ -77,15 +100,14 @@ class MemoryLog:
         return _MemoryWriter(self)
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        return self.take_over(transactional_id, timeout_s)
+
+    def take_over(self, transactional_id: str, timeout_s: float) -> MemoryTransactionalWriter:
+        """`transactional_writer`, with the twin's own type."""
         with self._changed:
-            previous = self._owners.get(transactional_id)
-            if previous is not None:
-                previous.fence()
-            epoch = self._epochs.get(transactional_id, -1) + 1
-            self._epochs[transactional_id] = epoch
-            writer = _MemoryTransactionalWriter(self, transactional_id, epoch)
-            self._owners[transactional_id] = writer
-            return writer
+            epoch = self._fence(transactional_id)
+            self.await_markers(self._of(transactional_id), timeout_s)
+            return MemoryTransactionalWriter(self, transactional_id, epoch)
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:
@@ -94,6 +116,11 @@ class MemoryLog:
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         with self._changed:
+            self.await_markers(self._unstable(group, partitions), 10.0)
+            if self._unstable(group, partitions):
+                raise LogUnavailable(
+                    f"the offsets of group {group!r} wait for a transaction that is not decided"
+                )
             found = {p: self._committed.get(GroupOffset(group, p)) for p in partitions}
         return {p: offset for p, offset in found.items() if offset is not None}
 
@@ -123,6 +150,67 @@ class MemoryLog:
         with self._changed:
             self._committed[GroupOffset(group, partition)] = offset
 
+    # -- what a simulation does to a log --------------------------------------------------------------------------
+
+    def transactions(self) -> list[Transaction]:
+        """Those that are open, or decided and not ended everywhere; oldest first."""
+        with self._changed:
+            return list(self._transactions)
+
+    def markers(self) -> list[Marker]:
+        """Those on their way, oldest transaction first."""
+        with self._changed:
+            return [
+                Marker(transaction, place)
+                for transaction in self._transactions
+                if transaction.state != "open"
+                for place in transaction.places
+                if place not in transaction.ended
+            ]
+
+    def deliver(self, marker: Marker) -> None:
+        """The marker arrives: what it ends becomes visible, or is gone."""
+        transaction, place = marker
+        with self._changed:
+            if transaction.state == "open" or place in transaction.ended:
+                raise LogError(f"no marker of {transaction.transactional_id!r} is on its way to {place}")
+            transaction.ended.add(place)
+            keep = transaction.state == "committed"
+            if isinstance(place, str):
+                for partition, offset in transaction.offsets[place].items() if keep else ():
+                    self._committed[GroupOffset(place, partition)] = offset
+            else:
+                at = self._at(place)
+                for offset in () if keep else transaction.entries[place]:
+                    if offset >= at.begin:
+                        at.entries[offset - at.begin] = None
+                at.entries.append(None)  # the control record
+            if len(transaction.ended) == len(transaction.places):
+                self._transactions.remove(transaction)
+            self._changed.notify_all()
+
+    def time_out(self, transaction: Transaction) -> None:
+        """What the coordinator does to a transaction that was open for too long: it is aborted, its owner fenced."""
+        with self._changed:
+            if transaction.state != "open":
+                raise LogError(f"the transaction of {transaction.transactional_id!r} is decided")
+            self._fence(transaction.transactional_id)
+
+    # -- how it waits; a simulation has its own ways --------------------------------------------------------------
+
+    def await_markers(self, markers: Sequence[Marker], timeout_s: float) -> None:
+        """Returns when `markers` have arrived. Raises `LogUnavailable` when they have not after `timeout_s`."""
+        for marker in markers:
+            if marker.place not in marker.transaction.ended:
+                self.deliver(marker)
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Until something changed, or `seconds` have passed. Called with the lock held."""
+        self._changed.wait(seconds)
+
     # -- shared by readers and writers ----------------------------------------------------------------------------
 
     def _at(self, partition: TopicPartition) -> _Partition:
@@ -132,7 +220,11 @@ class MemoryLog:
         return at
 
     def _stable(self, partition: TopicPartition) -> int:
-        firsts = [t.first[partition] for t in self._open if partition in t.first]
+        firsts = [
+            t.entries[partition][0]
+            for t in self._transactions
+            if partition in t.entries and partition not in t.ended
+        ]
         return min(firsts, default=self._at(partition).end)
 
     def _append(self, record: Outgoing) -> TopicPartition:
@@ -156,18 +248,36 @@ class MemoryLog:
         )
         return partition
 
-    def _finish(self, transaction: _Transaction, *, keep: bool) -> None:
-        if transaction not in self._open:
-            return
-        self._open.remove(transaction)
-        for partition, offsets in transaction.entries.items():
-            at = self._at(partition)
-            if not keep:
-                for offset in offsets:
-                    if offset >= at.begin:
-                        at.entries[offset - at.begin] = None
-            at.entries.append(None)  # the control record
+    def _decide(self, transaction: Transaction, state: Literal["committed", "aborted"]) -> None:
+        """The coordinator's decision; from now on nothing but markers can follow."""
+        transaction.state = state
+        if not transaction.places:
+            self._transactions.remove(transaction)
+        elif not self._hold_markers:
+            for place in transaction.places:
+                self.deliver(Marker(transaction, place))
         self._changed.notify_all()
+
+    def _fence(self, transactional_id: str) -> int:
+        """Raises the epoch and aborts what its owner had open; the new epoch."""
+        epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
+        for transaction in list(self._transactions):
+            if transaction.transactional_id == transactional_id and transaction.state == "open":
+                self._decide(transaction, "aborted")
+        return epoch
+
+    def _of(self, transactional_id: str) -> list[Marker]:
+        return [m for m in self.markers() if m.transaction.transactional_id == transactional_id]
+
+    def _unstable(self, group: str, partitions: Sequence[TopicPartition]) -> list[Marker]:
+        """Markers that an answer about `partitions` has to wait for; those of undecided transactions included."""
+        return [
+            Marker(transaction, group)
+            for transaction in self._transactions
+            if group in transaction.offsets
+            and group not in transaction.ended
+            and any(p in transaction.offsets[group] for p in partitions)
+        ]
 
 
 class _MemoryReader:
@@ -198,15 +308,16 @@ class _MemoryReader:
         self._paused.difference_update(partitions)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
-        deadline = time.monotonic() + timeout_s
-        with self._log._changed:
+        log = self._log
+        deadline = log.monotonic_s() + timeout_s
+        with log._changed:
             before = dict(self._positions)
             while True:
                 taken = self._take(max_records)
-                left = deadline - time.monotonic()
+                left = deadline - log.monotonic_s()
                 if taken or self._positions != before or left <= 0:
                     return taken
-                self._log._changed.wait(left)
+                log.wait(left)
 
     def _take(self, max_records: int) -> list[Record]:
         taken: list[Record] = []
@@ -254,24 +365,15 @@ class _MemoryWriter:
         """Nothing to release."""
 
 
-class _MemoryTransactionalWriter:
+class MemoryTransactionalWriter:
+    """`commit` is `send_offsets` and `end`: a simulation lets the process die between the two."""
+
     def __init__(self, log: MemoryLog, transactional_id: str, epoch: int) -> None:
         self._log = log
         self._id = transactional_id
         self._epoch = epoch
-        self._transaction: _Transaction | None = None
+        self._transaction: Transaction | None = None
         self._closed = False
-
-    def fence(self) -> None:
-        if self._transaction is not None:
-            self._log._finish(self._transaction, keep=False)
-            self._transaction = None
-
-    def _check(self) -> None:
-        if self._log._epochs[self._id] != self._epoch:
-            raise Fenced(f"another process took over transactional id {self._id!r}; this one stops")
-        if self._closed:
-            raise TransactionUnknown(f"the writer of transactional id {self._id!r} is closed; make a new one")
 
     def begin(self) -> None:
         with self._log._changed:
@@ -280,8 +382,7 @@ class _MemoryTransactionalWriter:
                 raise LogError(
                     f"transactional id {self._id!r} has an open transaction: commit or abort it first"
                 )
-            self._transaction = _Transaction()
-            self._log._open.append(self._transaction)
+            self._transaction = Transaction(self._id, self._log._clock.now_us())
 
     def write(self, records: Sequence[Outgoing]) -> None:
         for record in records:
@@ -289,11 +390,32 @@ class _MemoryTransactionalWriter:
         with self._log._changed:
             self._check()
             transaction = self._current()
+            if records:
+                self._enlist(transaction, 30.0)
             for record in records:
                 partition = self._log._append(record)
-                offset = self._log._at(partition).end - 1
-                transaction.first.setdefault(partition, offset)
-                transaction.entries.setdefault(partition, []).append(offset)
+                transaction.entries.setdefault(partition, []).append(self._log._at(partition).end - 1)
+
+    def send_offsets(self, offsets_of: Mapping[str, Mapping[TopicPartition, int]], timeout_s: float) -> None:
+        """Adds the offsets of groups to the transaction; whoever asks for them now waits for its end."""
+        for moved in offsets_of.values():
+            for partition, offset in moved.items():
+                _check_position(partition, offset)
+        with self._log._changed:
+            self._check()
+            transaction = self._current()
+            for group, moved in offsets_of.items():
+                if moved:
+                    self._enlist(transaction, timeout_s)
+                    transaction.offsets.setdefault(group, {}).update(moved)
+
+    def end(self, state: Literal["committed", "aborted"]) -> None:
+        with self._log._changed:
+            self._check()
+            transaction = self._current()
+            self._transaction = None
+            if transaction in self._log._transactions:
+                self._log._decide(transaction, state)
 
     def commit(
         self,
@@ -304,30 +426,33 @@ class _MemoryTransactionalWriter:
         also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
     ) -> None:
         with self._log._changed:
-            self._check()
-            transaction = self._current()
-            for name, moved in {group: offsets, **(also or {})}.items():
-                for partition, offset in moved.items():
-                    _check_position(partition, offset)
-                    self._log._committed[GroupOffset(name, partition)] = offset
-            self._transaction = None
-            self._log._finish(transaction, keep=True)
+            self.send_offsets({group: offsets, **(also or {})}, timeout_s)
+            self.end("committed")
 
     def abort(self) -> None:
-        with self._log._changed:
-            self._check()
-            transaction = self._current()
-            self._transaction = None
-            self._log._finish(transaction, keep=False)
+        self.end("aborted")
 
     def close(self) -> None:
         """Like a process that goes away: an open transaction stays open until the next owner of the id ends it."""
         self._closed = True
 
-    def _current(self) -> _Transaction:
+    def _check(self) -> None:
+        if self._log._epochs[self._id] != self._epoch:
+            raise Fenced(f"another process took over transactional id {self._id!r}; this one stops")
+        if self._closed:
+            raise TransactionUnknown(f"the writer of transactional id {self._id!r} is closed; make a new one")
+
+    def _current(self) -> Transaction:
         if self._transaction is None:
             raise LogError(f"transactional id {self._id!r} has no open transaction: call begin() first")
         return self._transaction
+
+    def _enlist(self, transaction: Transaction, timeout_s: float) -> None:
+        """The coordinator learns of a transaction by its first record or offset, when the one before has ended."""
+        if transaction not in self._log._transactions:
+            self._log.await_markers(self._log._of(self._id), timeout_s)
+            self._check()
+            self._log._transactions.append(transaction)
 
 
 def _check_position(partition: TopicPartition, offset: int) -> None:

@@ -27,8 +27,9 @@ from rollwire.schemas.records import Cut, Event, Group, GroupClosed, Position, R
 from rollwire.schemas.records import RoutingTrace as Trace
 from rollwire.streams.assemble_group import OpenGroup, group_of
 from rollwire.streams.dead_letter import dead_letter
-from rollwire.streams.emit import decode_record, deletes, outgoing
+from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
+from rollwire.streams.step import Taken
 
 NAME: Final = "assemble"
 _SOURCE: Final = f"rollwire/{NAME}"
@@ -112,24 +113,19 @@ class Assembler:
 
     # -- the step -----------------------------------------------------------------------------------------------
 
-    def restore(self, record: Record) -> None:
-        if deletes(record):
-            return
-        try:
-            event = decode_record(record)
-        except Refused:
-            return  # not ours: nobody but assemble writes here, and a foreign record closes nothing
-        if isinstance(event, GroupClosed):
-            self._remember(event.group_id)
+    def restore(self, taken: Taken) -> None:
+        # What was refused is not ours: nobody but assemble writes here, and a foreign record closes nothing.
+        if isinstance(taken.event, GroupClosed):
+            self._remember(taken.event.group_id)
 
     def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
         self._next = {p: committed[p] for p in self.inputs}
         self._decided = {p: read.get(p, 0) for p in self.inputs}
 
-    def feed(self, records: Sequence[Record], clock_us: int) -> list[Outgoing]:
+    def feed(self, taken: Sequence[Taken], clock_us: int) -> list[Outgoing]:
         outputs: list[Outgoing] = []
-        for record in records:
-            self._take(record, clock_us, outputs)
+        for record, event in taken:
+            self._take(record, event, clock_us, outputs)
         self._advance(clock_us, outputs)
         return outputs
 
@@ -169,17 +165,23 @@ class Assembler:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _take(self, record: Record, clock_us: int, outputs: list[Outgoing]) -> None:
+    def _take(
+        self, record: Record, decoded: Event | Refused | None, clock_us: int, outputs: list[Outgoing]
+    ) -> None:
         partition = TopicPartition(record.topic, record.partition)
         self._next[partition] = record.offset + 1
         record_us = record.timestamp_ms * 1_000
         # A producer's clock may run ahead; ours bounds what its records say about the others.
         self._frontier_us[partition] = max(self._frontier_us[partition], min(record_us, clock_us))
         again = record.offset < self._decided[partition]
+        if decoded is None:
+            return  # a delete: none of the inputs is compacted
         group: OpenGroup | None = None
         event: Event | None = None
         try:
-            event = decode_record(record)
+            if isinstance(decoded, Refused):
+                raise decoded
+            event = decoded
             group_id = group_of(event)
             if again and group_id in self._closed:
                 return  # part of a decision that was written before

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from rollwire.schemas.codec import decode, encode, is_delete
+from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Event
 from rollwire.streams.seams.log import Outgoing, Record
+from rollwire.streams.step import Taken
 
 
 def outgoing(event: Event, *, source: str, time_us: int) -> Outgoing:
@@ -27,3 +29,13 @@ def decode_record(record: Record) -> Event:
 def deletes(record: Record) -> bool:
     """Whether a record deletes its key: a null value on a compacted topic."""
     return is_delete(record.topic, record.value)
+
+
+def take(record: Record) -> Taken:
+    """A record decoded for a step."""
+    if deletes(record):
+        return Taken(record, None)
+    try:
+        return Taken(record, decode_record(record))
+    except Refused as refused:
+        return Taken(record, refused)

@@ -11,17 +11,17 @@ built anew (law 4): the committed offsets tell what happened. A broker that is a
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, TransactionUnknown
+from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, RegistryUnavailable, TransactionUnknown
+from rollwire.streams.emit import take
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Outgoing, Reader, Record, TopicPartition, TransactionalWriter
-from rollwire.streams.step import Step
+from rollwire.streams.step import Step, Taken
 
 _logger = structlog.get_logger("rollwire.runtime")
 
@@ -35,7 +35,7 @@ class RuntimeConfig(BaseModel):
         default=50.0, ge=0, description="How long a batch is gathered after its first record."
     )
     max_records: int = Field(default=2_000, ge=1, description="Records of one batch at most.")
-    idle_s: float = Field(default=0.2, gt=0, le=1, description="How long one wait for a first record may be.")
+    idle_s: float = Field(default=0.2, ge=0, le=1, description="How long one wait for a first record may be.")
     offsets_only_s: float = Field(
         default=1.0, ge=0, description="Offsets without outputs are committed this often."
     )
@@ -52,11 +52,12 @@ class RuntimeConfig(BaseModel):
 
 
 class Drive(NamedTuple):
-    """What to drive: `make` builds an empty step."""
+    """What to drive: `make` builds an empty step, `take` decodes its records."""
 
     transactional_id: str
     group: str
     make: Callable[[], Step]
+    take: Callable[[Record], Taken] = take
 
 
 def run_step(log: Log, drive: Drive, config: RuntimeConfig, *, stop: threading.Event, clock: Clock) -> None:
@@ -75,8 +76,8 @@ def run_step(log: Log, drive: Drive, config: RuntimeConfig, *, stop: threading.E
                 session.turn()
             session.settle()
             return
-        except (TransactionUnknown, LogUnavailable, DeadlineExceeded) as error:
-            now = time.monotonic()
+        except (TransactionUnknown, LogUnavailable, DeadlineExceeded, RegistryUnavailable) as error:
+            now = clock.monotonic_s()
             if session is not None and session.healthy:
                 failing_since, backoff_s = None, config.backoff_s
             failing_since = now if failing_since is None else failing_since
@@ -95,14 +96,18 @@ def run_step(log: Log, drive: Drive, config: RuntimeConfig, *, stop: threading.E
 
 
 class Session:
-    """One producer's life: takes over when made, then `turn` by `turn`."""
+    """One producer's life: takes over when made, then `turn` by `turn`.
+
+    Single-threaded. Its I/O goes through the log's readers and writers, its timing through `clock`: a simulation drives it
+    turn by turn, with `idle_s=0` and `linger_ms=0` where its log has nothing to wait for.
+    """
 
     def __init__(self, log: Log, drive: Drive, config: RuntimeConfig, clock: Clock) -> None:
         self._log = log
         self._drive = drive
         self._config = config
         self._clock = clock
-        self._last_commit = self._last_check = time.monotonic()
+        self._last_commit = self._last_check = self._clock.monotonic_s()
         self.healthy = False  # something was committed, or nothing needed to be for a while
         self._reader: Reader | None = None
         self._writer: TransactionalWriter = log.transactional_writer(
@@ -119,9 +124,9 @@ class Session:
 
     def turn(self) -> int:
         """One batch: read, decide, commit. Returns the number of records read."""
-        records = self._gather()
+        records, take = self._gather(), self._drive.take
         now_us = self._clock.now_us()
-        outputs = self.step.feed(records, now_us) if records else []
+        outputs = self.step.feed([take(r) for r in records], now_us) if records else []
         due_us = self.step.due_us()
         if due_us is not None and due_us <= now_us and self._may_check():
             # The clock was read before the ends: what is not below them was written later than `now_us`.
@@ -150,13 +155,13 @@ class Session:
         records = reader.poll(config.max_records, config.idle_s)
         if not records:
             return records
-        deadline = time.monotonic() + config.linger_ms / 1e3
-        while len(records) < config.max_records and (left := deadline - time.monotonic()) > 0:
+        deadline = self._clock.monotonic_s() + config.linger_ms / 1e3
+        while len(records) < config.max_records and (left := deadline - self._clock.monotonic_s()) > 0:
             records += reader.poll(config.max_records - len(records), left)
         return records
 
     def _may_check(self) -> bool:
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         if now - self._last_check < self._config.end_check_s:
             return False
         self._last_check = now
@@ -164,7 +169,7 @@ class Session:
 
     def _commit(self, outputs: list[Outgoing], offsets_only_s: float) -> None:
         offsets = self.step.committable()
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         if not outputs and (offsets == self._committed or now - self._last_commit < offsets_only_s):
             self.healthy = self.healthy or now - self._last_commit > self._config.patience_s
             return
@@ -177,7 +182,7 @@ class Session:
             also={read_group(self._drive.group): self.step.read()},
         )
         self._committed = offsets
-        self._last_commit = time.monotonic()
+        self._last_commit = self._clock.monotonic_s()
         self.healthy = True
 
     def _restore(self) -> None:
@@ -188,14 +193,14 @@ class Session:
             return
         reader = self._reading()
         reader.assign(left)
-        deadline = time.monotonic() + self._config.transaction_s
+        deadline = self._clock.monotonic_s() + self._config.transaction_s
         while any(at < ends[p] for p, at in left.items()):
             for record in reader.poll(5_000, self._config.idle_s):
-                self.step.restore(record)
+                self.step.restore(self._drive.take(record))
             before, left = left, reader.positions()  # stands behind control records too (C40)
             if left != before:
-                deadline = time.monotonic() + self._config.transaction_s
-            elif time.monotonic() > deadline:
+                deadline = self._clock.monotonic_s() + self._config.transaction_s
+            elif self._clock.monotonic_s() > deadline:
                 where = ", ".join(f"{p.topic}[{p.partition}] at {at} of {ends[p]}" for p, at in left.items())
                 raise DeadlineExceeded(
                     f"no progress for {self._config.transaction_s:g} s while reading {where}"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rollwire.schemas import records as r
 from rollwire.streams import synthetic
 from rollwire.streams.assemble import AssembleConfig, Assembler
-from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.emit import decode_record, outgoing, take
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
 
 NOW_US = 1_767_225_600_000_000
@@ -37,7 +37,7 @@ class Bench:
         offset = self.offsets[partition]
         self.offsets[partition] += 1
         made = Record(record.topic, 0, offset, self.now_us // 1_000, record.key, record.value, record.headers)
-        self.outputs += self.step.feed([made], self.now_us)
+        self.outputs += self.step.feed([take(made)], self.now_us)
 
     def wait(self, seconds: float) -> None:
         self.now_us += round(seconds * SECOND_US)
@@ -365,7 +365,7 @@ def test_a_producer_with_a_wrong_clock_does_not_close_the_groups_of_others(bench
     bench.put(synthetic.rollout(G, 0, 2, at_us=NOW_US))
     for topic in bench.step.inputs:
         record = Record(topic.topic, 0, 10, (NOW_US + 86_400 * SECOND_US) // 1_000, None, b"poison", ())
-        bench.outputs += bench.step.feed([record], NOW_US)
+        bench.outputs += bench.step.feed([take(record)], NOW_US)
     assert {e.reason for e in bench.taken() if isinstance(e, r.DeadLetter)} == {"not_framed"}
     assert bench.step.open_groups == 1
 

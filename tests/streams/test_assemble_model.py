@@ -18,7 +18,7 @@ from rollwire.schemas import records as r
 from rollwire.schemas.errors import LogUnavailable, TransactionUnknown
 from rollwire.streams import synthetic
 from rollwire.streams.assemble import AssembleConfig, Assembler
-from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.emit import decode_record, outgoing, take
 from rollwire.streams.runtime import Drive, RuntimeConfig, Session
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition, TransactionalWriter
@@ -170,7 +170,7 @@ class Assembling(RuleBasedStateMachine):
 
     @rule(records=st.integers(1, 5))
     def turn(self, records: int) -> None:
-        config = RuntimeConfig(linger_ms=0, idle_s=1e-6, end_check_s=0, offsets_only_s=0, max_records=records)
+        config = RuntimeConfig(linger_ms=0, idle_s=0, end_check_s=0, offsets_only_s=0, max_records=records)
         try:
             if self.session is None:
                 self.session = Session(self.log, self.drive, config, self.clock)
@@ -233,7 +233,7 @@ class Assembling(RuleBasedStateMachine):
         step.start(dict.fromkeys(step.inputs, 0), {})
         said: list[Outgoing] = []
         for partition in reversed(step.inputs):
-            said += step.feed(list(scan(self.log, [partition.topic])), self.clock.now_us())
+            said += step.feed([take(x) for x in scan(self.log, [partition.topic])], self.clock.now_us())
         said += step.tick(self.clock.now_us(), step.inputs)
         return said
 

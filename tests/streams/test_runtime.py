@@ -21,9 +21,10 @@ from rollwire.streams.assemble import AssembleConfig
 from rollwire.streams.run_assemble import co_partitions, run_assemble
 from rollwire.streams.runtime import Drive, RuntimeConfig, Session, read_group, run_step
 from rollwire.streams.seams.clock import SystemClock
-from rollwire.streams.seams.log import Log, Outgoing, Record, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
+from rollwire.streams.step import Taken
 
 IN = TopicPartition("in", 0)
 CHANGES = TopicPartition("changes", 0)
@@ -40,16 +41,16 @@ class Copy:
         self.told = told
         self.next = 0
 
-    def restore(self, record: Record) -> None:
-        self.told.append(f"restore {record.value!r}")
+    def restore(self, taken: Taken) -> None:
+        self.told.append(f"restore {taken.record.value!r}")
 
     def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
         self.told.append(f"start {committed[IN]} {read.get(IN)}")
         self.next = committed[IN]
 
-    def feed(self, records: Sequence[Record], clock_us: int) -> list[Outgoing]:
-        self.next = records[-1].offset + 1
-        return [Outgoing("out", r.key, r.value) for r in records]
+    def feed(self, taken: Sequence[Taken], clock_us: int) -> list[Outgoing]:
+        self.next = taken[-1].record.offset + 1
+        return [Outgoing("out", r.key, r.value) for r, _ in taken]
 
     def tick(self, clock_us: int, at_end: Collection[TopicPartition]) -> list[Outgoing]:
         return []

@@ -5,7 +5,6 @@ A role ends when its work is done, on SIGTERM or SIGINT (within 10 s), or when t
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollwire.ops.demo.supervisor import PARENT
 from rollwire.ops.logs import configure_logging
+from rollwire.ops.parent import stop_with_parent
 from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
@@ -257,23 +256,7 @@ def run_role(name: str, folder: Path, stack_dir: Path) -> None:
     if name != "monitor":  # the monitor's worker has its own signal handlers
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-    _stop_with_parent(stop)
+    stop_with_parent(stop)
     settings = load_settings(folder)
     set_registry(settings.schema_registry_url, settings.prefix)
     ROLES[name](Run(folder, settings, read_stack(stack_dir), stop))
-
-
-def _stop_with_parent(stop: threading.Event) -> None:
-    """A role that a demo started must not outlive it: it would hold its transactional id and confuse the next one."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
-        return
-    poll = threading.Event()
-
-    def watch() -> None:
-        while os.getppid() == int(parent):
-            poll.wait(1.0)
-        stop.set()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

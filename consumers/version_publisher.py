@@ -97,6 +97,7 @@ class VersionPublisher:
             commit_deadline_s=commit_deadline_s,
             committed=self._on_committed,
             anchored=self._landed,
+            limit=self._config.max_uncommitted,
         )
         self._publisher = SnapshotPublisher(
             store, model=model, lineage=lineage, config=config, hf_config=hf_config, clock=self._clock
@@ -137,6 +138,7 @@ class VersionPublisher:
             raise OffsetLost(f"version {last.version} is committed, but {self._group} stands at {committed}")
         state = load_version(self._store, plan_path(history.versions, None, last.version), None)
         self._publisher.resume(last, state)
+        self._committer.resume(last.version, committed)
         self._version = self._committed = last.version
         self._last, self._offsets = last, committed
         return Started(

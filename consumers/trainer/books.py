@@ -108,16 +108,16 @@ def start(limit: int = AT_MOST) -> Books:
     return Books(-1, None, (), in_doubt=False, failed=False, limit=limit)
 
 
-def landed(entry: Entry, found: Positions) -> bool:
+def landed(entry: Entry, found: Positions, *, group: str) -> bool:
     """What a transaction's outcome was, by the offsets that the consumer group has now; `entry` moves them.
 
-    Raises `OffsetLost` where the group stands at neither end of it: somebody else has moved it.
+    Raises `OffsetLost` where `group` stands at neither end of it: somebody else has moved it.
     """
     if dict(found) == dict(entry.after):
         return True
     if dict(found) == dict(entry.before):
         return False
     raise OffsetLost(
-        f"while version {entry.version} was committed the consumer group moved to {dict(found)}; expected "
+        f"while version {entry.version} was committed the consumer group {group} moved to {dict(found)}; expected "
         f"{dict(entry.before)} or {dict(entry.after)}"
     )

@@ -4,28 +4,29 @@ For step n, in the background: its checkpoint's vectors (when one is due), then 
 future), then the checkpoint's manifest, then *one* transaction with the offsets of all ranks, `train-steps`,
 `weight-versions` and the step's notices. Any doubt about the transaction means a new producer, which reads the committed
 offsets to learn the outcome (law 4). The first failure stops the pipeline: later steps are never committed, their owner
-discards them.
+discards them. What may be committed when is decided by `books`; here is what is done about it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
 
+from rollwire.consumers.trainer.books import AT_MOST, Books, Entry, landed, start
 from rollwire.schemas.errors import DeadlineExceeded, Fenced, LogError, OffsetLost, RollwireError
 from rollwire.schemas.records import Claim, Event, Notice, TrainStep, WeightVersion
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import Clock
-from rollwire.streams.seams.log import Log, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.work import Task, Threads, Work
 
 _log = structlog.get_logger()
+_RETRY_S: Final = 0.2  # after a doubt, before the next producer
 
 
 class CheckpointWriter(Protocol):
@@ -37,7 +38,7 @@ class CheckpointWriter(Protocol):
 
 
 class Taken(NamedTuple):
-    """A step that was computed and is not committed; `step=None` is version 0."""
+    """A step that was computed and is not committed; `step=None` is a version without one: version 0, say."""
 
     version: int
     step: TrainStep | None  # its digest and time are filled in from the published version
@@ -48,8 +49,29 @@ class Taken(NamedTuple):
     notices: tuple[Notice, ...] = ()  # what the step made known
 
 
+class _Ready(NamedTuple):
+    """A step whose objects stand: what its transaction writes, and until when it is tried."""
+
+    version: WeightVersion
+    step: TrainStep | None
+    records: Sequence[Outgoing]
+    deadline_s: float
+
+
+class _Open:
+    """How far an open step has come."""
+
+    def __init__(self, taken: Taken, since_s: float) -> None:
+        self.taken = taken
+        self.since_s = since_s
+        self.unwritten = taken.checkpoint  # whose vectors do not stand yet
+        self.ready: _Ready | None = None
+        self.not_before_s = since_s
+
+
 class Committer:
-    """Owns the transactional producer and a thread. `landed` asks the log whether version 0 is there.
+    """Owns the transactional producer and one background task. `anchored` asks the log whether a version without a step
+    is there.
 
     `take` and everything below it are called by the trainer's thread.
     """
@@ -67,6 +89,8 @@ class Committer:
         commit_deadline_s: float,
         committed: Callable[[WeightVersion, TrainStep | None], None],
         anchored: Callable[[], bool],
+        limit: int = AT_MOST,
+        work: Work | None = None,
     ) -> None:
         self._log = log
         self._writer: TransactionalWriter | None = writer
@@ -79,16 +103,29 @@ class Committer:
         self._on_committed = committed
         self._anchored = anchored
         self._changed = threading.Condition()
-        self._pending: deque[tuple[Taken, float]] = deque()
+        self._books: Books = start(limit)
+        self._open: dict[int, _Open] = {}  # by version
         self._failure: RollwireError | None = None
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trainer-commit", daemon=True)
-        self._thread.start()
+        self._work = work or Threads()
+        self._worker = self._work.start(
+            Task("trainer-commit", self._changed, self._due, self._turn, self._unexpected)
+        )
+
+    def resume(self, version: int, position: Mapping[TopicPartition, int]) -> None:
+        """`version` is the last one in the log, and the consumer group stands at `position`."""
+        with self._changed:
+            self._books = self._books.resume(version, position)
 
     def take(self, taken: Taken) -> None:
+        """Raises what stopped the pipeline; `PlanViolation` for a version out of order or one too many, `OffsetLost` where
+        its offsets do not join."""
         with self._changed:
-            self._pending.append((taken, self._clock.monotonic_s()))
+            if self._failure is not None:
+                raise self._failure
+            self._books = self._books.take(Entry(taken.version, taken.before, taken.offsets))
+            self._open[taken.version] = _Open(taken, self._clock.monotonic_s())
             self._changed.notify_all()
+        taken.published.add_done_callback(self._nudge)
 
     def check(self) -> None:
         """Raises what stopped the pipeline."""
@@ -99,120 +136,138 @@ class Committer:
     def wait_below(self, uncommitted: int, timeout_s: float) -> bool:
         """Whether fewer than `uncommitted` steps are open, after at most `timeout_s`. Raises what stopped the pipeline."""
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: len(self._pending) < uncommitted or self._failure is not None, timeout_s
+            done = self._work.wait(
+                self._changed,
+                lambda: self._books.below(uncommitted) or self._failure is not None,
+                timeout_s,
             )
             if self._failure is not None:
                 raise self._failure
             return done
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Ends the thread; what is not committed stays uncommitted and is replayed by the next start."""
-        self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
-        self._thread.join(timeout_s)
-        if self._writer is not None and not self._thread.is_alive():
+        """Ends the background; what is not committed stays uncommitted and is replayed by the next start."""
+        if self._worker.stop(timeout_s) and self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._pending) or self._closing.is_set())
-                if self._closing.is_set():
-                    return
-                taken, since_s = self._pending[0]
-            try:
-                version, step = self._finish(taken, since_s)
-                if version is None:
-                    return
-                self._on_committed(version, step)
-            except RollwireError as error:
-                self._fail(error)
-                return
-            except Exception as error:  # noqa: BLE001  the thread's edge: nothing may fail unseen
-                unexpected = RollwireError(f"version {taken.version} was not committed: {error!r}")
-                unexpected.__cause__ = error
-                self._fail(unexpected)
-                return
-            with self._changed:
-                self._pending.popleft()
-                self._changed.notify_all()
+    def _nudge(self, _: Future[WeightVersion]) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _next(self) -> _Open | None:
+        return self._open[self._books.open[0].version] if self._books.open else None
+
+    def _due(self) -> float | None:
+        """In how many seconds the first open step can be brought on, or has to be given up."""
+        step = self._next()
+        if step is None:
+            return None
+        now_s = self._clock.monotonic_s()
+        if step.unwritten is not None or step.ready is not None or step.taken.published.done():
+            return max(0.0, step.not_before_s - now_s)
+        return max(0.0, step.since_s + self._publish_deadline_s - now_s)
+
+    def _turn(self) -> None:
+        """One piece of the first open step's way into the log."""
+        with self._changed:
+            step = self._next()
+        if step is None:
+            return
+        try:
+            if step.unwritten is not None:
+                step.unwritten.vectors()
+                step.unwritten = None
+            elif step.ready is None:
+                step.ready = self._prepare(step)
+            else:
+                self._transact(step, step.ready)
+        except RollwireError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  the edge of the background: nothing may fail unseen
+            self._unexpected(error)
+
+    def _unexpected(self, error: BaseException) -> None:
+        with self._changed:
+            version = self._books.committed + 1
+        unexpected = RollwireError(f"version {version} was not committed: {error!r}")
+        unexpected.__cause__ = error
+        self._fail(unexpected)
 
     def _fail(self, failure: RollwireError) -> None:
         with self._changed:
             self._failure = failure
+            self._books = self._books.fail()
+            self._open.clear()
             self._changed.notify_all()
 
-    def _finish(self, taken: Taken, since_s: float) -> tuple[WeightVersion | None, TrainStep | None]:
-        if taken.checkpoint is not None:
-            taken.checkpoint.vectors()
-        version = self._published(taken, since_s)
-        if version is None:
-            return None, None
-        if taken.checkpoint is not None:
-            claim = taken.checkpoint.manifest(version.state_digest)
-            version = msgspec.structs.replace(version, checkpoint=claim)
-        step = taken.step
-        if step is not None:
-            step = msgspec.structs.replace(
-                step, state_digest=version.state_digest, finished_us=self._clock.now_us()
-            )
-        self._commit(taken, version, step)
-        return version, step
-
-    def _published(self, taken: Taken, since_s: float) -> WeightVersion | None:
-        while not self._closing.is_set():
-            try:
-                return taken.published.result(timeout=0.1)
-            except NotYet:
-                # A result that *is* a time-out is the publisher's, and final.
-                if taken.published.done():
-                    raise
-            if self._clock.monotonic_s() - since_s > self._publish_deadline_s:
+    def _prepare(self, step: _Open) -> _Ready | None:
+        """What the transaction writes, when the version's objects stand; the checkpoint's manifest stands then too."""
+        taken = step.taken
+        now_s = self._clock.monotonic_s()
+        if not taken.published.done():
+            if step.since_s + self._publish_deadline_s <= now_s:
                 raise DeadlineExceeded(
                     f"version {taken.version} did not reach the object store within {self._publish_deadline_s:g} s"
                 )
-        return None
-
-    def _commit(self, taken: Taken, version: WeightVersion, step: TrainStep | None) -> None:
+            return None
+        version = taken.published.result()
+        if taken.checkpoint is not None:
+            claim = taken.checkpoint.manifest(version.state_digest)
+            version = msgspec.structs.replace(version, checkpoint=claim)
         now_us = self._clock.now_us()
-        events: tuple[Event, ...] = (version,) if step is None else (step, version)
-        events += taken.notices
-        records = [outgoing(event, source=self._source, time_us=now_us) for event in events]
-        deadline_s = self._clock.monotonic_s() + self._commit_deadline_s
-        while True:
-            try:
-                if self._writer is None:
-                    self._writer = self._log.transactional_writer(self._transactional_id)
-                    # Its predecessor's transaction is finished now: the outcome can be read.
-                    if self._landed(taken):
-                        return
-                self._writer.begin()
-                self._writer.write(records)
-                left_s = max(1.0, deadline_s - self._clock.monotonic_s())
-                self._writer.commit(self._group, taken.offsets, timeout_s=left_s)
-                return
-            except (Fenced, OffsetLost):
-                raise
-            except LogError as doubt:
-                _log.warning("trainer.transaction_in_doubt", version=taken.version, error=str(doubt))
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
-                if self._clock.monotonic_s() > deadline_s or self._closing.wait(0.2):
-                    raise
+        made = taken.step
+        if made is not None:
+            made = msgspec.structs.replace(made, state_digest=version.state_digest, finished_us=now_us)
+        events: tuple[Event, ...] = (version,) if made is None else (made, version)
+        records = [
+            outgoing(event, source=self._source, time_us=now_us) for event in (*events, *taken.notices)
+        ]
+        return _Ready(version, made, records, now_s + self._commit_deadline_s)
 
-    def _landed(self, taken: Taken) -> bool:
-        if taken.step is None:
-            return self._anchored()
-        found = self._log.committed(self._group, list(taken.offsets))
-        if found == taken.offsets:
-            return True
-        if found == taken.before:
-            return False
-        raise OffsetLost(
-            f"while step {taken.step.step} was committed the consumer group {self._group} moved to {found}; expected "
-            f"{dict(taken.before)} or {dict(taken.offsets)}"
-        )
+    def _transact(self, step: _Open, ready: _Ready) -> None:
+        """One attempt. After a doubt the log is asked first, by a new producer."""
+        try:
+            if self._writer is None:
+                # Its predecessor's transaction is finished when this returns: the outcome can be read.
+                self._writer = self._log.transactional_writer(self._transactional_id)
+            if self._books.in_doubt and self._settle(ready):
+                return
+            self._writer.begin()
+            self._writer.write(ready.records)
+            left_s = max(1.0, ready.deadline_s - self._clock.monotonic_s())
+            self._writer.commit(self._group, step.taken.offsets, timeout_s=left_s)
+        except (Fenced, OffsetLost):
+            raise
+        except LogError as doubt:
+            _log.warning("trainer.transaction_in_doubt", version=ready.version.version, error=str(doubt))
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            if self._clock.monotonic_s() > ready.deadline_s:
+                raise
+            step.not_before_s = self._clock.monotonic_s() + _RETRY_S
+            self._enter(lambda books: books if books.in_doubt else books.doubt())
+            return
+        self._on_committed(ready.version, ready.step)
+        self._enter(lambda books: books.commit(ready.version.version))
+
+    def _settle(self, ready: _Ready) -> bool:
+        """Learns the outcome; whether the step is committed."""
+        entry = self._books.open[0]
+        if ready.step is None:
+            found = self._anchored()
+        else:
+            offsets = self._log.committed(self._group, list(entry.after))
+            found = landed(entry, offsets, group=self._group)
+        if found:
+            self._on_committed(ready.version, ready.step)
+        self._enter(lambda books: books.settle(landed=found))
+        return found
+
+    def _enter(self, change: Callable[[Books], Books]) -> None:
+        with self._changed:
+            self._books = change(self._books)
+            for version in [v for v in self._open if v <= self._books.committed]:
+                del self._open[version]
+            self._changed.notify_all()

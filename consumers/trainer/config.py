@@ -97,6 +97,7 @@ class TrainerConfig(CorrectionConfig):
     max_uncommitted: int = Field(
         default=2,
         ge=1,
+        le=2,
         description="Steps taken but not committed, the running one included, before the trainer waits.",
     )
     max_restarts: int = Field(

@@ -232,6 +232,7 @@ class Session:
             return False
         self._committed_version = resume.last.version
         self._publisher.resume(resume.last, ranks.local.weights.published())
+        self._committer.resume(resume.last.version, self._position())
         return True
 
     def _replay(self, ranks: RankGroup, resume: Resume) -> bool:

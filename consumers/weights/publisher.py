@@ -24,6 +24,7 @@ from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, WeightErro
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.work import Task, Threads, Work
 
 _log = structlog.get_logger()
 
@@ -37,6 +38,7 @@ class PublisherConfig(BaseModel):
     max_uncommitted: int = Field(
         default=2,
         ge=1,
+        le=2,
         description="Versions submitted but not committed; beyond that `submit` waits (law 3: two).",
     )
     shard_bytes: int = Field(default=64 << 20, ge=1, description="Size of a delta's objects, about; bytes.")
@@ -62,7 +64,8 @@ class _Item:
 
 
 class SnapshotPublisher:
-    """Thread-safe; one worker thread. States that are handed in belong to the publisher and are never written to."""
+    """Thread-safe; its background work is one task of `work`, a thread by default. States that are handed in belong to the
+    publisher and are never written to."""
 
     def __init__(
         self,
@@ -73,8 +76,10 @@ class SnapshotPublisher:
         config: PublisherConfig | None = None,
         hf_config: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
+        work: Work | None = None,
     ) -> None:
         self._config = config or PublisherConfig()
+        self._work = work or Threads()
         self._clock = clock or SystemClock()
         self._writer = SnapshotWriter(
             store,
@@ -92,8 +97,9 @@ class SnapshotPublisher:
         self._items: list[_Item] = []  # in order of versions
         self._failed: tuple[int, BaseException] | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="snapshot-publisher", daemon=True)
-        self._thread.start()
+        self._worker = self._work.start(
+            Task("snapshot-publisher", self._change, self._due, self._turn, self._broke)
+        )
 
     def submit(self, version: int, step: int, state: State) -> Future[WeightVersion]:
         """Takes over `state`; returns at once unless `max_uncommitted` versions wait for their commit.
@@ -105,8 +111,13 @@ class SnapshotPublisher:
             last = self._last_version()
             if self._failed is None and last is not None and version != last + 1:
                 raise WeightError(f"version {version} submitted after {last}: versions go up by one")
-            room = self._change.wait_for(
-                lambda: self._closed or self._failed or len(self._items) < self._config.max_uncommitted,
+            room = self._work.wait(
+                self._change,
+                lambda: (
+                    self._closed
+                    or self._failed is not None
+                    or len(self._items) < self._config.max_uncommitted
+                ),
                 self._config.submit_timeout_s,
             )
             if self._closed:
@@ -181,8 +192,7 @@ class SnapshotPublisher:
                     )
             self._items = []
             self._change.notify_all()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self._worker.stop(timeout_s):
             raise DeadlineExceeded(f"an upload has not ended within {timeout_s:g} s of closing")
 
     def _last_version(self) -> int | None:
@@ -198,28 +208,33 @@ class SnapshotPublisher:
             base = item.held
         return None
 
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(
-                    lambda: self._closed or (not self._failed and self._next_item() is not None)
-                )
-                if self._closed:
-                    return
-                following = self._next_item()
-                if following is None:
-                    continue
-            item, base = following
-            try:
-                held = self._write(item, base)
-            except BaseException as error:  # noqa: BLE001  # a thread's edge: whoever waits for the future gets it
-                self._fail(item, error)
-                continue
-            with self._change:
-                if item in self._items:
-                    item.held = held
-                    item.future.set_result(held.event)
-                    self._change.notify_all()
+    def _due(self) -> float | None:
+        return None if self._closed or self._failed is not None or self._next_item() is None else 0.0
+
+    def _turn(self) -> None:
+        """Stores the next version."""
+        with self._change:
+            following = self._next_item()
+        if following is None:
+            return
+        item, base = following
+        try:
+            held = self._write(item, base)
+        except Exception as error:  # noqa: BLE001  # the edge of the background: whoever waits for the future gets it
+            self._fail(item, error)
+            return
+        with self._change:
+            if item in self._items:
+                item.held = held
+                item.future.set_result(held.event)
+                self._change.notify_all()
+
+    def _broke(self, error: BaseException) -> None:
+        """What is no `Exception` (a panic below Python, say) ends the version too, not only the thread."""
+        with self._change:
+            following = self._next_item()
+        if following is not None:
+            self._fail(following[0], error)
 
     def _write(self, item: _Item, base: Held | None) -> Held:
         now_us = self._clock.now_us()

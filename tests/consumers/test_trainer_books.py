@@ -64,7 +64,7 @@ class Keeping(RuleBasedStateMachine):
         if entry.version == 0:  # before it there was no position to compare with
             self.books = self.books.settle(landed=bool(self.log))
         else:
-            self.books = self.books.settle(landed=landed(entry, self.log[-1].after))
+            self.books = self.books.settle(landed=landed(entry, self.log[-1].after, group="g"))
 
     @precondition(lambda self: not self.books.failed)
     @rule()
@@ -124,10 +124,10 @@ TestKeeping.settings = settings(max_examples=150, stateful_step_count=40, deadli
 
 def test_a_group_that_somebody_else_moved_halts() -> None:
     entry = Entry(3, at(4, 4), at(5, 6))
-    assert landed(entry, at(5, 6))
-    assert not landed(entry, at(4, 4))
+    assert landed(entry, at(5, 6), group="g")
+    assert not landed(entry, at(4, 4), group="g")
     with pytest.raises(OffsetLost, match="while version 3"):
-        landed(entry, at(5, 4))
+        landed(entry, at(5, 4), group="g")
 
 
 def test_a_step_that_passes_records_over_is_not_taken() -> None:

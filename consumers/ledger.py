@@ -8,7 +8,7 @@ It reads the topics and the committed offsets, nothing else. Each record is look
     group-fates                         of a trained group: its plan
     packed-batches                      the ranges that the training step of its number consumed
     train-steps, weight-versions        each other, one to one; versions without a hole
-    dead-letters                        the record that was refused
+    dead-letters                        the record that was refused; of a replayed letter: its event, once a mark
     the rest                            the codec
 
     accepted    it went on: became part of a group, a plan, a step, a version
@@ -22,7 +22,7 @@ It reads the topics and the committed offsets, nothing else. Each record is look
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -35,6 +35,7 @@ from rollwire.schemas.records import (
     Event,
     Group,
     GroupFate,
+    Notice,
     OffsetRange,
     PackedBatch,
     TrainStep,
@@ -43,6 +44,7 @@ from rollwire.schemas.records import (
 from rollwire.streams.emit import decode_record, deletes
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.scan import scan
+from rollwire.streams.settlement import REPLAY_COUNT, REPLAY_OF, settlement_of
 
 SHOWN: Final = 20  # ids of missing and extra events that a line carries
 JOINED: Final = ("rollouts", "rewards", "routing-traces")
@@ -115,9 +117,14 @@ class Book:
         self._version_of: dict[tuple[str, int], int] = {}  # lineage, step -> version
         self._versions: dict[tuple[str, int], WeightVersion] = {}
         self._letters: dict[tuple[int, int], DeadLetter] = {}
+        self._replayed: Counter[tuple[int, int]] = Counter()  # by the marks
+        self._copies: Counter[str] = Counter()  # replayed records, by the letter they name
 
     def add(self, record: Record) -> None:
         identity = _header(record, "ce_id")
+        if of := _header(record, REPLAY_OF):
+            self._copies[of] += 1
+            self._only_once(record.topic, f"replay {_header(record, REPLAY_COUNT)} of dead letter {of}")
         # Rollouts, rewards and traces are told by their headers: what they say is the codec's and assemble's to judge.
         if record.topic not in JOINED:
             try:
@@ -182,7 +189,8 @@ class Book:
     def _learn(self, record: Record, event: Event) -> None:
         match event:
             case Group():
-                self._only_once("groups", event.group_id)
+                # A replayed dead letter stands there again on purpose.
+                self._only_once("groups", event.group_id + _header(record, REPLAY_OF))
                 self._groups.add(event.group_id)
                 self._members.update(m.rollout.rollout_id for m in event.members)
                 self._traced.update(m.rollout.rollout_id for m in event.members if m.trace is not None)
@@ -215,6 +223,8 @@ class Book:
                 self._only_once("dead-letters", f"{event.refused_by}: {at.topic}[{at.partition}]:{at.offset}")
                 self._refused.add((at.topic, at.partition, at.offset))
                 self._letters[record.partition, record.offset] = event
+            case Notice() if (done := settlement_of(event)) is not None and done.action == "replayed":
+                self._replayed.update((at.partition, at.offset) for at in done.letters)
             case _:
                 pass
 
@@ -238,6 +248,13 @@ class Book:
             kept = at.offset >= begins.get(TopicPartition(at.topic, at.partition), 0)
             if kept and (at.topic, at.partition, at.offset) not in read:
                 self._extra["dead-letters"].append(f"of no record: {at.topic}[{at.partition}]:{at.offset}")
+        for (partition, offset), times in self._replayed.items():
+            replayed = self._letters.get((partition, offset))
+            copies = self._copies[f"{partition}:{offset}"]
+            if replayed is not None and _whole(replayed.source.topic, begins) and copies < times:
+                self._extra["dead-letters"].append(
+                    f"{partition}:{offset} replayed {times} times, {copies} times there"
+                )
         newest: dict[str, int] = {}
         for lineage, version in self._versions:
             newest[lineage] = max(newest.get(lineage, 0), version)

@@ -40,6 +40,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("cat", "rollwire.ops.commands.cat:cat", "Print the events of a topic as JSON lines.", LOOK),
     Command("weights", "rollwire.ops.commands.weights:app", "List, show and verify weight versions.", LOOK),
     Command("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing.", LOOK),
+    Command("dlq", "rollwire.ops.commands.dlq:app", "List, show, replay and drop what was refused.", LOOK),
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),

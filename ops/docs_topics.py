@@ -15,6 +15,7 @@ from typing import Any, Final
 from rollwire.ops.asyncapi.document import document_text
 from rollwire.ops.readable import readable_event
 from rollwire.schemas import reasons
+from rollwire.schemas.advice import ADVICE
 from rollwire.schemas.catalogue import CLAIM_CHECK_BYTES, TOPICS, Placement, TopicSpec, avro_folder
 from rollwire.schemas.codec import event_type, fingerprint_of
 from rollwire.schemas.golden import load_examples
@@ -146,10 +147,10 @@ def _reasons() -> Iterator[str]:
     yield ""
     yield "Why an event stands in `dead-letters`, or a group was not trained on (`group-fates`)."
     yield ""
-    yield "| code | meaning |"
-    yield "| --- | --- |"
+    yield "| code | meaning | what to do |"
+    yield "| --- | --- | --- |"
     for code, text in reason_texts().items():
-        yield f"| `{code}` | {text} |"
+        yield f"| `{code}` | {text} | {ADVICE[code]} |"
 
 
 def main() -> None:

@@ -54,3 +54,15 @@ def test_text_that_is_no_unicode_is_spelt_out() -> None:
     letter = written(record, Refused("malformed", "odd \udcff"))
     assert letter.headers[0].key == "\\ud800"
     assert letter.detail == "odd \\udcff"
+
+
+def test_headers_are_those_of_kafka_streams_dead_letter_queues() -> None:
+    """KIP-1034, ExceptionHandlerUtils of Kafka Streams: names, and numbers as decimal text; no stack trace, nothing crashed."""
+    out = dead_letter(POISON, Refused("not_framed", "5 bytes"), refused_by="assemble", time_us=TIME_US)
+    assert [header for header in out.headers if header[0].startswith("__streams.")] == [
+        ("__streams.errors.exception", b"not_framed"),
+        ("__streams.errors.message", b"5 bytes"),
+        ("__streams.errors.topic", b"rollouts"),
+        ("__streams.errors.partition", b"2"),
+        ("__streams.errors.offset", b"43"),
+    ]

@@ -1,0 +1,1 @@
+"""Dead letters as a person works with them: found, shown, replayed, dropped."""

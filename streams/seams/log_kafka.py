@@ -192,6 +192,9 @@ class KafkaLog:
             "enable.partition.eof": True,
             "allow.auto.create.topics": False,
             "fetch.wait.max.ms": 100,
+            # By default a reader whose queue was full for a moment fetches nothing for a second.
+            "fetch.queue.backoff.ms": 5,
+            "fetch.error.backoff.ms": 50,
             "fetch.message.max.bytes": TOPIC_BYTES,
             "queued.max.messages.kbytes": 32 * 1024,
             "receive.message.max.bytes": 100 * 1024 * 1024,

@@ -125,15 +125,18 @@ class PackedBatchReader:
             self.took(plan)
 
     def read(self, timeout_s: float) -> Plan | None:
-        """The next plan, checked, its traces not read yet; `None` when it is not there after `timeout_s`. Raises
-        `PlanViolation`, `OffsetLost`."""
+        """The next plan, checked, its traces not read yet; `None` when it is not there after `timeout_s`, with 0: when the
+        log at hand does not hold it. Raises `PlanViolation`, `OffsetLost`."""
         deadline_s = self._clock.monotonic_s() + timeout_s
+        at_rest = False
         while (plan := self._next()) is None:
-            left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            if left_s == 0.0 and (at_rest or timeout_s > 0):
                 return None
+            stood = self._reader.positions()
             # May end early with nothing: a position that moved past the end of pack's transaction is news to a reader.
             self._waiting.extend(self._reader.poll(8, left_s))
+            at_rest = not self._waiting and self._reader.positions() == stood
         return plan
 
     def resolve(self, plan: Plan) -> Plan:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rollwire.consumers.trainer.figures import Figures
-from rollwire.consumers.trainer.rank import Head
+from rollwire.consumers.trainer.learner import Head
 from rollwire.schemas import errors
 from rollwire.schemas.errors import RankLost, RollwireError
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import torch
 
 from rollwire.consumers.packed_batches import PackedBatchReader, Plan, RoutingShape
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.figures import Figures
 from rollwire.consumers.trainer.gradient import Work, add_gradients, shuffled
+from rollwire.consumers.trainer.learner import Head
 from rollwire.consumers.trainer.weights import TrainedWeights
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.errors import PlanViolation
@@ -21,13 +21,6 @@ from rollwire.schemas.records import PackedBatch
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that was read and checked: its digest, and the offset after it."""
-
-    digest: str
-    end: int
 
 
 class RankWorker:

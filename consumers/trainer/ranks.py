@@ -21,8 +21,11 @@ import torch.distributed as dist
 # Exported, but not declared so: torch's public documentation names it torch.distributed.TCPStore.
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
 
+from rollwire.consumers.trainer.checkpoint import load_checkpoint, parameter_layout, snapshot_vectors
+from rollwire.consumers.trainer.checkpoint_store import DueCheckpoint
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.figures import Figures
+from rollwire.consumers.trainer.learner import Head
 from rollwire.consumers.trainer.messages import (
     Apply,
     Command,
@@ -39,10 +42,12 @@ from rollwire.consumers.trainer.messages import (
     receive_reply,
     send,
 )
-from rollwire.consumers.trainer.rank import Head, RankWorker
+from rollwire.consumers.trainer.rank import RankWorker
 from rollwire.consumers.trainer.weights import Snapshot, TrainedWeights
 from rollwire.kernels.policy.config import PolicyConfig
-from rollwire.schemas.errors import ConfigError, DeadlineExceeded, RankLost, RollwireError
+from rollwire.kernels.tensors import State
+from rollwire.schemas.errors import ConfigError, DeadlineExceeded, RankLost, RollwireError, StateMismatch
+from rollwire.schemas.records import Claim, PackedBatch
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
@@ -63,7 +68,7 @@ class RankSpec(NamedTuple):
 
 
 class RankGroup:
-    """Rank 0's side. Built once a session, closed at its end."""
+    """Rank 0's side, and the session's `Learner`. `initial` are the weights of a new lineage."""
 
     def __init__(
         self,
@@ -76,12 +81,23 @@ class RankGroup:
         lineage: str,
         clock: Clock,
         connect: Connect | None,
+        initial: State | None = None,
     ) -> None:
         if config.ranks > 1 and connect is None:
             raise ConfigError(
                 f"{config.ranks} ranks need `connect`, so that every rank opens its own log and store"
             )
+        self._store = store
+        self._policy_config = policy_config
         self._config = config
+        self._model = model
+        self._lineage = lineage
+        self._initial = initial
+        self._parameters = parameter_layout(policy_config)
+        self._settings = config.settings(
+            torch_version=str(torch.__version__), policy=policy_config.model_dump_json()
+        )
+        self._snapshot: Snapshot | None = None  # what `start` gives to every rank
         self._children: list[tuple[SpawnProcess, Connection]] = []
         self._joined = False
         self.local = RankWorker(
@@ -102,10 +118,31 @@ class RankGroup:
                 self.close()
                 raise
 
-    def start(
-        self, snapshot: Snapshot, version: int, offsets: Sequence[int], last_digest: str | None
-    ) -> None:
-        """Every rank holds `snapshot` and reads on from its offset."""
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(self._settings)
+
+    @property
+    def plan(self) -> PackedBatch | None:
+        return self.local.plan
+
+    def begin(self) -> None:
+        if self._initial is None:
+            raise ConfigError(f"lineage {self._lineage} has no version yet and no initial weights were given")
+        self.local.weights.load(self._initial)
+        self._snapshot = self.local.weights.snapshot()
+
+    def restore(self, claim: Claim) -> tuple[int, ...]:
+        checkpoint, self._snapshot = load_checkpoint(
+            self._store, claim, lineage=self._lineage, parameters=self._parameters
+        )
+        return checkpoint.next_offsets
+
+    def start(self, version: int, offsets: Sequence[int], last_digest: str | None) -> None:
+        """Every rank holds what `begin` or `restore` read, and reads on from its offset."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            raise StateMismatch("there are no weights to start from: begin or restore first")
         self.local.weights.restore(snapshot)
         rng = snapshot.rng.numpy().tobytes()
         for rank, (_, connection) in enumerate(self._children, 1):
@@ -133,6 +170,26 @@ class RankGroup:
         norm = self.local.apply()
         self._replies()
         return norm
+
+    def rate(self, step: int) -> float:
+        return self._config.rate(step)
+
+    def published(self) -> State:
+        return self.local.weights.published()
+
+    def checkpoint(self, step: int, next_offsets: tuple[int, ...]) -> DueCheckpoint:
+        snapshot = self.local.weights.snapshot()
+        return DueCheckpoint(
+            self._store,
+            snapshot_vectors(snapshot),
+            model=self._model,
+            lineage=self._lineage,
+            step=step,
+            updates=snapshot.updates,
+            next_offsets=next_offsets,
+            parameters=self._parameters,
+            settings=self.settings,
+        )
 
     def close(self) -> None:
         for _, connection in self._children:

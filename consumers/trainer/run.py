@@ -1,24 +1,21 @@
-"""The trainer as a service: sessions, one after another, until it is stopped or must not go on."""
+"""The trainer of the built-in policy, on torch, as a service."""
 
 from __future__ import annotations
 
 import threading
 
-import structlog
-
 from rollwire.consumers.trainer.config import TrainerConfig
-from rollwire.consumers.trainer.ranks import Connect
-from rollwire.consumers.trainer.session import Run, Session
+from rollwire.consumers.trainer.life import run_sessions
+from rollwire.consumers.trainer.pipeline import Run
+from rollwire.consumers.trainer.ranks import Connect, RankGroup
 from rollwire.consumers.weights.publisher import PublisherConfig
-from rollwire.kernels.policy.config import PolicyConfig
+from rollwire.kernels.policy.config import PolicyConfig, hf_config
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, StoreUnavailable, TransactionUnknown
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
-
-_log = structlog.get_logger()
+from rollwire.streams.seams.work import Threads
 
 
 def run_trainer(
@@ -48,36 +45,32 @@ def run_trainer(
     progress. Raises then what stopped it, and at once: `Fenced` (another trainer took over), `PlanViolation`,
     `OffsetLost`, `ReplayDiverged`, `MismatchDrift` (paused, the step that raised the alarm being committed), `RankLost`, `ConfigError`, `StateMismatch`.
     """
-    run = Run(
-        log=log,
-        store=store,
-        policy_config=policy_config,
-        config=config,
-        publisher_config=publisher_config,
-        prefix=prefix,
-        model=model,
-        lineage=lineage,
-        initial=initial,
-        stop=stop,
-        until_step=until_step,
-        clock=clock or SystemClock(),
-        connect=connect,
+    clock = clock or SystemClock()
+    return run_sessions(
+        Run(
+            log=log,
+            store=store,
+            learner=lambda: RankGroup(
+                log,
+                store,
+                policy_config,
+                config,
+                model=model,
+                lineage=lineage,
+                clock=clock,
+                connect=connect,
+                initial=initial,
+            ),
+            config=config,
+            publisher_config=publisher_config,
+            hf_config=hf_config(policy_config),
+            prefix=prefix,
+            model=model,
+            lineage=lineage,
+            until_step=until_step,
+            stopped=stop.is_set,
+            clock=clock,
+            work=Threads(),
+        ),
+        stop.wait,
     )
-    fruitless = 0
-    while True:
-        progressed = False
-        try:
-            session = Session(run)
-            try:
-                return session.run()
-            finally:
-                progressed = session.progressed
-                session.close()
-        except (StoreUnavailable, LogUnavailable, TransactionUnknown, DeadlineExceeded) as failure:
-            fruitless = 0 if progressed else fruitless + 1
-            if fruitless > config.max_restarts:
-                raise
-            wait_s = min(30.0, 0.5 * 2**fruitless)
-            _log.warning("trainer.restarts", error=str(failure), wait_s=wait_s, fruitless=fruitless)
-            if stop.wait(wait_s):
-                raise

@@ -1,286 +1,275 @@
 """One life of the trainer: fence the one before, learn from the log where it stood, then a step per plan.
 
 anchor    a lineage without versions: version 0 is published before anything else
-resume    the newest checkpoint is restored and the steps since then are replayed, digest by digest; nothing is
+replay    the newest checkpoint is restored and the steps since then are taken again, digest by digest; nothing is
           published again
 train     read, assert, compute, hand to the publisher and the committer, and go on with the next plan
+drain     stopped, paused or done: what is on its way is committed
+
+`run` goes through it with threads in the background (`Threads`). The same code runs in one thread, by hand: with `Inline`
+there is no thread at all, no call waits, and every effect (of the log, of the store) happens within one of
+
+    work = Inline()
+    session = Session(arithmetic_run(log, store, config, clock=clock, work=work, ...))    # fences, like any start
+    session.turn()      # the trainer's own thread: "moved", "waiting" (for a plan, a commit or the clock) or "done"
+    work.turn(name)     # the background, one piece: "snapshot-publisher" or "trainer-commit"; None = the first ready
+    work.ready()        # which of them have something to do now; `work.next_s()`: in how many seconds one of them has
+    session.result      # the last version committed, when `turn` said "done"
+    session.close()
+
+in any order the caller likes. A `RollwireError` of `turn` ends the session as it does with threads: `life.run_sessions`
+says which ones are worth another session. A `BaseException` that is no `Exception`, raised by the log or the store, passes
+through `turn` unswallowed: drop the session without `close`, as a process that died, and make a new one.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Literal
 
 import structlog
-import torch
 
-from rollwire.consumers.trainer.checkpoint import DueCheckpoint, load_checkpoint, parameter_layout
-from rollwire.consumers.trainer.commit import Committer, Taken
-from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.drift import START, judge, judge_all, notices, pause_text, pauses, rule_of
 from rollwire.consumers.trainer.figures import train_step
 from rollwire.consumers.trainer.history import (
     BATCHES,
     History,
-    Resume,
     batch_partitions,
     plan_resume,
     range_ends,
     read_history,
 )
+from rollwire.consumers.trainer.learner import Head, Learner
+from rollwire.consumers.trainer.pipeline import Pipeline, Run
 from rollwire.consumers.trainer.plan import check_agreement
-from rollwire.consumers.trainer.rank import Head
-from rollwire.consumers.trainer.ranks import Connect, RankGroup
-from rollwire.consumers.trainer.weights import Snapshot
-from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.kernels.digest import StateDigest
-from rollwire.kernels.policy.config import PolicyConfig, hf_config
-from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import ConfigError, DeadlineExceeded, MismatchDrift, OffsetLost, ReplayDiverged
+from rollwire.schemas.errors import DeadlineExceeded, MismatchDrift, OffsetLost, ReplayDiverged
 from rollwire.schemas.records import Notice, OffsetRange, TrainStep, WeightVersion
-from rollwire.streams.seams.clock import Clock
-from rollwire.streams.seams.log import Log, TopicPartition
-from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.log import TopicPartition
 
 _log = structlog.get_logger()
-_POLL_S = 0.1
-_DRAIN_SHARE = 0.6  # of the shutdown deadline; the rest is for the two background threads
+_DRAIN_SHARE: Final = 0.6  # of the shutdown deadline; the rest is for the background's two tasks
 
-
-class Run(NamedTuple):
-    """What a trainer is started with."""
-
-    log: Log
-    store: ObjectStore
-    policy_config: PolicyConfig
-    config: TrainerConfig
-    publisher_config: PublisherConfig | None
-    prefix: str
-    model: str
-    lineage: str
-    initial: State | None
-    stop: threading.Event
-    until_step: int | None
-    clock: Clock
-    connect: Connect | None
+Turn = Literal["moved", "waiting", "done"]
 
 
 class Session:
-    """Use once: `run`, then `close`."""
+    """Use once: `run` or `turn` until it is done, then `close`."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._config = run.config
         self._partitions = batch_partitions(run.config.ranks)
-        self._settings = run.config.settings(
-            torch_version=str(torch.__version__), policy=run.policy_config.model_dump_json()
-        )
-        self._parameters = parameter_layout(run.policy_config)
         self._offsets: tuple[int, ...] = ()  # by rank: the next plan
         self._version = 0
-        self._last: WeightVersion | None = None
-        self._committed_version = -1
+        self._known: WeightVersion | None = None  # the last version of the lives before
         self._rule = rule_of(run.config)
         self._drift = START
-        name = f"{run.prefix}trainer"
+        self._paused = False
+        self._phase: Callable[[], Turn] = self._begin
+        self._heads: list[Head] | None = None  # a plan that was read and is not taken
+        self._replaying: deque[TrainStep] = deque()
+        self._resumed: WeightVersion | None = None
+        self._deadline_s: float | None = None  # of what the phase waits for
+        self._stopping = False
+        self._made: Learner | None = None
         # First of all: when this returns, an older trainer is fenced and its last transaction is decided.
-        writer = run.log.transactional_writer(name)
-        self._committer = Committer(
-            run.log,
-            writer,
-            transactional_id=name,
-            group=name,
-            source=f"rollwire/trainer/{run.model}",
-            clock=run.clock,
-            publish_deadline_s=run.config.publish_deadline_s,
-            commit_deadline_s=run.config.commit_deadline_s,
-            committed=self._on_committed,
-            anchored=lambda: bool(self._history().versions),
-        )
-        self._group_id = name
-        self._publisher = SnapshotPublisher(
-            run.store,
-            model=run.model,
-            lineage=run.lineage,
-            config=run.publisher_config,
-            hf_config=hf_config(run.policy_config),
-            clock=run.clock,
-        )
-        self._ranks: RankGroup | None = None
+        self._pipeline = Pipeline(run, anchored=lambda: bool(self._history().versions))
 
     @property
     def progressed(self) -> bool:
         """Whether this life committed anything."""
-        return self._last is not None
+        return self._pipeline.last is not None
+
+    @property
+    def result(self) -> WeightVersion | None:
+        """The last version this lineage has committed, as far as this life knows."""
+        return self._pipeline.last or self._known
 
     def run(self) -> WeightVersion | None:
-        """Trains until the stop event or `until_step`; returns the last version this lineage has committed.
+        """Trains until stopped or `until_step`; returns the last version this lineage has committed.
 
         Raises `MismatchDrift` when a step's alarm pauses the trainer, that step being committed.
         """
-        run = self._run
-        history = self._history()
-        ranks = self._ranks = RankGroup(
-            run.log,
-            run.store,
-            run.policy_config,
-            run.config,
-            model=run.model,
-            lineage=run.lineage,
-            clock=run.clock,
-            connect=run.connect,
-        )
-        last: WeightVersion | None = None
-        if history.versions:
-            last = history.versions[-1]
-            if not self._resume(ranks, history):
-                return last
-        elif not self._anchor(ranks):
-            return None
-        paused = False
-        while not (paused or run.stop.is_set()) and (
-            run.until_step is None or self._version < run.until_step
-        ):
-            self._committer.check()
-            heads = ranks.read(_POLL_S)
-            if heads is not None and self._wait_for_room():
-                self._take_step(ranks, heads)
-                paused = pauses(self._drift, self._config)
-        drained = self._committer.wait_below(
-            1,
-            self._config.shutdown_s * _DRAIN_SHARE
-            if run.stop.is_set()
-            else self._config.publish_deadline_s + self._config.commit_deadline_s,
-        )
-        if not drained:
-            _log.warning(
-                "trainer.left_uncommitted", version=self._version, note="the next start replays them"
-            )
-        elif paused and self._rule is not None:
-            raise MismatchDrift(pause_text(self._drift, self._rule))
-        return self._last or last
+        while self.turn() != "done":
+            pass
+        return self.result
+
+    def turn(self) -> Turn:
+        """One bounded piece: a plan read, a step replayed or taken. Waits for at most the patience of `Run.work`.
+
+        Raises what ends this life.
+        """
+        return self._phase()
 
     def close(self) -> None:
         """Steps that are not committed are given up: the next session takes them again from the log."""
         try:
-            left_s = self._config.shutdown_s * (1 - _DRAIN_SHARE) / 2
-            self._committer.close(left_s)
-            self._publisher.discard_from(self._committed_version + 1)
-            self._publisher.close(left_s)
+            self._pipeline.close(self._config.shutdown_s * (1 - _DRAIN_SHARE) / 2)
         finally:
-            if self._ranks is not None:
-                self._ranks.close()
+            if self._made is not None:
+                self._made.close()
 
-    def _anchor(self, ranks: RankGroup) -> bool:
-        run = self._run
-        if run.initial is None:
-            raise ConfigError(f"lineage {run.lineage} has no version yet and no initial weights were given")
-        ranks.local.weights.load(run.initial)
-        snapshot = ranks.local.weights.snapshot()
+    @property
+    def _learner(self) -> Learner:
+        if self._made is None:
+            self._made = self._run.learner()
+        return self._made
+
+    # -- the phases -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Turn:
+        history = self._history()
+        if history.versions:
+            self._known = history.versions[-1]
+            self._restore(history)
+            self._phase = self._replay
+        else:
+            self._anchor()
+            self._phase = self._await_anchor
+        return "moved"
+
+    def _anchor(self) -> None:
+        run, learner = self._run, self._learner
+        learner.begin()
         # A group that an older lineage left behind goes on from there; a new one begins with the topic.
         start = {
             **run.log.beginning_offsets(self._partitions),
-            **run.log.committed(self._group_id, self._partitions),
+            **run.log.committed(run.name, self._partitions),
         }
         self._offsets = tuple(start[p] for p in self._partitions)
-        self._hand_over(ranks, snapshot, step=None, before={})
-        if not self._wait_committed():
-            return False
-        ranks.start(snapshot, 0, self._offsets, None)
-        return True
+        self._hand_over(checkpoint=True, step=None, before={})
 
-    def _resume(self, ranks: RankGroup, history: History) -> bool:
-        run = self._run
+    def _await_anchor(self) -> Turn:
+        if self._pipeline.wait_below(1, self._run.work.patience_s):
+            self._learner.start(0, self._offsets, None)
+            self._phase = self._train
+            return "moved"
+        if self._run.stopped() and self._is_late(self._config.shutdown_s * _DRAIN_SHARE):
+            return "done"
+        return "waiting"
+
+    def _restore(self, history: History) -> None:
+        run, learner = self._run, self._learner
         if self._rule is not None:
             self._drift = judge_all(history.steps, self._rule)
             if pauses(self._drift, self._config):
                 raise MismatchDrift(pause_text(self._drift, self._rule))
         resume = plan_resume(
             history,
-            run.log.committed(self._group_id, self._partitions),
+            run.log.committed(run.name, self._partitions),
             run.log.beginning_offsets(self._partitions),
             self._config.ranks,
         )
-        claim = resume.checkpoint.checkpoint
-        if claim is None:
+        version = resume.checkpoint
+        if version.checkpoint is None:
             raise OffsetLost("no checkpoint to resume from")
-        checkpoint, snapshot = load_checkpoint(
-            run.store, claim, lineage=run.lineage, parameters=self._parameters
-        )
-        if checkpoint.next_offsets != resume.offsets:
+        next_offsets = learner.restore(version.checkpoint)
+        if next_offsets != resume.offsets:
             raise OffsetLost(
-                f"the checkpoint of version {checkpoint.version} goes on at {checkpoint.next_offsets}, the log at "
-                f"{resume.offsets}"
+                f"the checkpoint of version {version.version} goes on at {next_offsets}, the log at {resume.offsets}"
             )
-        step = resume.checkpoint.step
-        ranks.start(
-            snapshot,
-            resume.checkpoint.version,
+        learner.start(
+            version.version,
             resume.offsets,
-            history.steps[step - 1].plan_digest if step else None,
+            history.steps[version.step - 1].plan_digest if version.step else None,
         )
-        self._offsets = resume.offsets
-        self._version = resume.checkpoint.version
-        digest = self._digest(ranks)
-        if digest != resume.checkpoint.state_digest:
+        self._offsets, self._version = resume.offsets, version.version
+        digest = self._digest()
+        if digest != version.state_digest:
             raise ReplayDiverged(
-                f"the checkpoint of version {self._version} rounds to {digest}, published was "
-                f"{resume.checkpoint.state_digest}"
+                f"the checkpoint of version {self._version} rounds to {digest}, published was {version.state_digest}"
             )
-        if not self._replay(ranks, resume):
-            return False
-        self._committed_version = resume.last.version
-        self._publisher.resume(resume.last, ranks.local.weights.published())
-        self._committer.resume(resume.last.version, self._position())
-        return True
+        self._replaying.extend(resume.steps)
+        self._resumed = resume.last
 
-    def _replay(self, ranks: RankGroup, resume: Resume) -> bool:
-        """Takes the committed steps again; the same bits or a halt."""
-        for step in resume.steps:
-            heads = self._read_again(ranks, step)
-            if heads is None:
-                return False
-            ends = tuple(head.end for head in heads)
-            if ends != range_ends(step.consumed, self._config.ranks) or heads[0].digest != step.plan_digest:
-                raise OffsetLost(
-                    f"step {step.step} was taken from other records than those now before the trainer: "
-                    f"{ends}, plan {heads[0].digest}"
-                )
-            ranks.compute()
-            ranks.apply()
-            self._offsets, self._version = ends, step.version
-            digest = self._digest(ranks)
-            if digest != step.state_digest:
-                raise ReplayDiverged(
-                    f"step {step.step} replayed gives {digest}, published was {step.state_digest}; "
-                    f"{self._differences(step)}"
-                )
-        _log.info("trainer.resumed", version=self._version, replayed=len(resume.steps))
-        return True
-
-    def _read_again(self, ranks: RankGroup, step: TrainStep) -> list[Head] | None:
-        deadline_s = self._run.clock.monotonic_s() + self._config.read_deadline_s
-        while not self._run.stop.is_set():
-            heads = ranks.read(_POLL_S)
-            if heads is not None:
-                check_agreement([head.digest for head in heads], step.step)
-                return heads
-            if self._run.clock.monotonic_s() > deadline_s:
+    def _replay(self) -> Turn:
+        """Takes a committed step again; the same bits or a halt."""
+        if self._resumed is None or self._run.stopped():
+            return "done"
+        if not self._replaying:
+            self._pipeline.resume(self._resumed, self._learner.published(), self._position())
+            _log.info("trainer.resumed", version=self._version)
+            self._phase = self._train
+            return "moved"
+        step = self._replaying[0]
+        heads = self._learner.read(self._run.work.patience_s)
+        if heads is None:
+            if self._is_late(self._config.read_deadline_s):
                 raise DeadlineExceeded(
                     f"the plan of step {step.step} did not come within {self._config.read_deadline_s:g} s"
                 )
-        return None
+            return "waiting"
+        self._deadline_s = None
+        check_agreement([head.digest for head in heads], step.step)
+        ends = tuple(head.end for head in heads)
+        if ends != range_ends(step.consumed, self._config.ranks) or heads[0].digest != step.plan_digest:
+            raise OffsetLost(
+                f"step {step.step} was taken from other records than those now before the trainer: "
+                f"{ends}, plan {heads[0].digest}"
+            )
+        self._learner.compute()
+        self._learner.apply()
+        self._offsets, self._version = ends, step.version
+        digest = self._digest()
+        if digest != step.state_digest:
+            raise ReplayDiverged(
+                f"step {step.step} replayed gives {digest}, published was {step.state_digest}; "
+                f"{self._differences(step)}"
+            )
+        self._replaying.popleft()
+        return "moved"
 
-    def _take_step(self, ranks: RankGroup, heads: Sequence[Head]) -> None:
-        clock = self._run.clock
-        plan = ranks.local.plan
+    def _train(self) -> Turn:
+        run = self._run
+        if self._paused or run.stopped() or (run.until_step is not None and self._version >= run.until_step):
+            self._phase = self._drain
+            return "moved"
+        self._pipeline.check()
+        if self._heads is None:
+            self._heads = self._learner.read(run.work.patience_s)
+            if self._heads is None:
+                return "waiting"
+        if not self._pipeline.wait_below(self._config.max_uncommitted, run.work.patience_s):
+            return "waiting"
+        heads, self._heads = self._heads, None
+        self._take_step(heads)
+        self._paused = pauses(self._drift, self._config)
+        return "moved"
+
+    def _drain(self) -> Turn:
+        if self._pipeline.wait_below(1, self._run.work.patience_s):
+            if self._paused and self._rule is not None:
+                raise MismatchDrift(pause_text(self._drift, self._rule))
+            return "done"
+        config = self._config
+        if self._run.stopped() and not self._stopping:  # before or while it drains
+            self._stopping, self._deadline_s = True, None
+        if self._stopping:
+            if self._is_late(config.shutdown_s * _DRAIN_SHARE):
+                _log.warning(
+                    "trainer.left_uncommitted", version=self._version, note="the next start replays them"
+                )
+                return "done"
+        # Each of the open steps may take its own time to be committed; the pipeline itself gives up before this.
+        elif self._is_late(config.publish_deadline_s + config.max_uncommitted * config.commit_deadline_s):
+            raise DeadlineExceeded(
+                f"version {self._version} was taken and is not committed: the next start takes it again"
+            )
+        return "waiting"
+
+    # -- a step -----------------------------------------------------------------------------------------------------
+
+    def _take_step(self, heads: list[Head]) -> None:
+        learner, clock = self._learner, self._run.clock
+        plan = learner.plan
         if plan is None:
             raise OffsetLost("a plan was announced and is gone")
         check_agreement([head.digest for head in heads], plan.step)
         began_s = clock.monotonic_s()
-        figures = ranks.compute()
-        norm = ranks.apply()
+        figures = learner.compute()
+        norm = learner.apply()
         duration_s = max(clock.monotonic_s() - began_s, 1e-6)
         before = self._position()
         consumed = tuple(
@@ -292,16 +281,14 @@ class Session:
             figures,
             consumed,
             grad_norm=norm,
-            learning_rate=self._config.rate(plan.step),
+            learning_rate=learner.rate(plan.step),
             duration_s=duration_s,
-            settings=self._settings,
+            settings=learner.settings,
         )
         self._offsets = tuple(head.end for head in heads)
         self._version = plan.base_version + 1
-        due = plan.step % self._config.checkpoint_every == 0
         self._hand_over(
-            ranks,
-            ranks.local.weights.snapshot() if due else None,
+            checkpoint=plan.step % self._config.checkpoint_every == 0,
             step=event,
             before=before,
             made_known=self._watch(event),
@@ -320,55 +307,31 @@ class Session:
 
     def _hand_over(
         self,
-        ranks: RankGroup,
-        snapshot: Snapshot | None,
         *,
+        checkpoint: bool,
         step: TrainStep | None,
         before: dict[TopicPartition, int],
         made_known: tuple[Notice, ...] = (),
     ) -> None:
-        """Positions and weights as they are now go to the background; the next step may begin."""
-        run = self._run
-        checkpoint = None
-        if snapshot is not None:
-            checkpoint = DueCheckpoint(
-                run.store,
-                snapshot,
-                model=run.model,
-                lineage=run.lineage,
-                step=self._version,
-                next_offsets=self._offsets,
-                parameters=self._parameters,
-                settings=self._settings,
-            )
-        published = self._publisher.submit(self._version, self._version, ranks.local.weights.published())
-        self._committer.take(
-            Taken(self._version, step, published, checkpoint, before, self._position(), made_known)
+        learner = self._learner
+        self._pipeline.hand_over(
+            self._version,
+            learner.published(),
+            step=step,
+            checkpoint=learner.checkpoint(self._version, self._offsets) if checkpoint else None,
+            before=before,
+            after=self._position(),
+            notices=made_known,
         )
 
-    def _wait_for_room(self) -> bool:
-        """False when stopped meanwhile: the plan just read stays untaken."""
-        while not self._committer.wait_below(self._config.max_uncommitted, _POLL_S):
-            if self._run.stop.is_set():
-                return False
-        return True
+    # -- small questions ----------------------------------------------------------------------------------------------
 
-    def _wait_committed(self) -> bool:
-        while not self._committer.wait_below(1, _POLL_S):
-            if self._run.stop.is_set():
-                return self._committer.wait_below(1, self._config.shutdown_s * _DRAIN_SHARE)
-        return True
-
-    def _on_committed(self, version: WeightVersion, step: TrainStep | None) -> None:
-        self._last, self._committed_version = version, version.version
-        self._publisher.committed(version.version)
-        _log.info(
-            "trainer.committed",
-            version=version.version,
-            kind=version.kind,
-            loss=None if step is None else step.loss,
-            checkpoint=version.checkpoint is not None,
-        )
+    def _is_late(self, allowed_s: float) -> bool:
+        """Whether what is waited for has taken longer than `allowed_s`, counted from the first time this was asked."""
+        now_s = self._run.clock.monotonic_s()
+        if self._deadline_s is None:
+            self._deadline_s = now_s + allowed_s
+        return now_s >= self._deadline_s
 
     def _position(self) -> dict[TopicPartition, int]:
         return dict(zip(self._partitions, self._offsets, strict=True))
@@ -379,14 +342,15 @@ class Session:
             run.log, run.model, run.lineage, deadline_s=self._config.read_deadline_s, clock=run.clock
         )
 
-    def _digest(self, ranks: RankGroup) -> str:
-        return StateDigest.of(ranks.local.weights.published()).hex
+    def _digest(self) -> str:
+        return StateDigest.of(self._learner.published()).hex
 
     def _differences(self, step: TrainStep) -> str:
-        names = sorted(set(step.settings) | set(self._settings))
+        mine = self._learner.settings
+        names = sorted(set(step.settings) | set(mine))
         changed = [
-            f"{name}: {step.settings.get(name)} -> {self._settings.get(name)}"
+            f"{name}: {step.settings.get(name)} -> {mine.get(name)}"
             for name in names
-            if step.settings.get(name) != self._settings.get(name)
+            if step.settings.get(name) != mine.get(name)
         ]
         return "changed settings: " + "; ".join(changed) if changed else "the settings are the same"

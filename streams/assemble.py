@@ -29,7 +29,7 @@ from rollwire.streams.assemble_group import OpenGroup, group_of
 from rollwire.streams.dead_letter import dead_letter
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
-from rollwire.streams.step import Taken
+from rollwire.streams.step import Changelog, Memory, Taken
 
 NAME: Final = "assemble"
 _SOURCE: Final = f"rollwire/{NAME}"
@@ -94,7 +94,7 @@ class Assembler:
     def __init__(self, partition: int, config: AssembleConfig) -> None:
         topics = JOINED if config.require_traces else JOINED[:2]
         self.inputs: tuple[TopicPartition, ...] = tuple(TopicPartition(topic, partition) for topic in topics)
-        self.changelogs: tuple[TopicPartition, ...] = (TopicPartition(CLOSED, partition),)
+        self.memories: tuple[Memory, ...] = (Changelog(TopicPartition(CLOSED, partition)),)
         self._config = config
         self._deadline_us = round(config.group_deadline_s * 1e6)
         self._horizon_us = round(config.late_horizon_s * 1e6)
@@ -139,6 +139,9 @@ class Assembler:
     def due_us(self) -> int | None:
         times = [heap[0][0] for heap in (self._due, self._forget) if heap]
         return min(times, default=None)
+
+    def paused(self) -> Collection[TopicPartition]:
+        return ()  # deadlines bound what is open
 
     def read(self) -> dict[TopicPartition, int]:
         # While it re-reads what an earlier owner had decided, the mark must not fall back.

@@ -155,6 +155,11 @@ class Packer:
         return self._versions_offset
 
     @property
+    def positions(self) -> dict[int, int]:
+        """The first undecided offset of every partition of `groups`."""
+        return dict(self._positions)
+
+    @property
     def buffered(self) -> int:
         """Groups that wait or are not judged yet."""
         return self._waiting + len(self._new)

@@ -6,7 +6,7 @@ object runs live, in an audit replay and in a seeded simulation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rollwire.schemas.errors import Refused
@@ -21,10 +21,37 @@ class Taken(NamedTuple):
     event: Event | Refused | None  # `Refused`: what the codec said of it; None: a delete on a compacted topic
 
 
+class Changelog(NamedTuple):
+    """A memory that is read from its beginning."""
+
+    partition: TopicPartition
+
+
+class Marked(NamedTuple):
+    """A memory that is read from the step's mark: an offset that is committed with its outputs.
+
+    The mark moves up to the memory's end, as that is before the transaction in which the step writes there, unless
+    `needed()` says that a restart has to know what it wrote there before. Without a mark, nothing was ever written.
+    """
+
+    partition: TopicPartition
+    needed: Callable[[], bool]
+
+
+class Tail(NamedTuple):
+    """A memory that is read from its end backwards, stretch by stretch, until `enough()`."""
+
+    partition: TopicPartition
+    enough: Callable[[], bool]
+
+
+Memory = Changelog | Marked | Tail
+
+
 class Step(Protocol):
     """One instance lives as long as one producer: after any doubt it is thrown away and built anew from the log.
 
-    Order of calls: `restore` for what stands in `changelogs`, then `start` once, then `feed` and `tick` as they come.
+    Order of calls: `restore` for what stands in `memories`, then `start` once, then `feed` and `tick` as they come.
 
     Two offsets per input. *Committed*: what lies below is not needed any more. *Read*: what lies below has been
     decided as far as it could be, and everything that followed from it has been written. After a restart, records
@@ -35,8 +62,8 @@ class Step(Protocol):
     def inputs(self) -> Sequence[TopicPartition]: ...
 
     @property
-    def changelogs(self) -> Sequence[TopicPartition]:
-        """Read from their beginning to their end before the inputs."""
+    def memories(self) -> Sequence[Memory]:
+        """Read to their ends before the inputs. An input that is a memory too goes on where that was read to."""
         ...
 
     def restore(self, taken: Taken) -> None: ...
@@ -58,10 +85,14 @@ class Step(Protocol):
         """When `tick` next has something to do; None = only records can change something."""
         ...
 
+    def paused(self) -> Collection[TopicPartition]:
+        """The inputs that are not to be read now, since there is no room for what they hold."""
+        ...
+
     def read(self) -> dict[TopicPartition, int]:
-        """The next offset to read of every input."""
+        """The next offset to read of every input of which `start` is to be told."""
         ...
 
     def committable(self) -> dict[TopicPartition, int]:
-        """The offset of every input below which nothing is needed any more."""
+        """The offset below which nothing is needed any more, of every input that is not a memory."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rollwire.schemas.errors import Refused
-from rollwire.streams.seams.log import Outgoing
+from rollwire.streams.seams.log import Outgoing, Record
 
 # `message.max.bytes` of the broker and of every topic but `dead-letters`.
 TOPIC_BYTES: Final = 8 * 1024 * 1024
@@ -15,7 +15,7 @@ DEAD_LETTER_BYTES: Final = 10 * 1024 * 1024
 OVERHEAD_BYTES: Final = 4 * 1024
 
 
-def record_bytes(record: Outgoing) -> int:
+def record_bytes(record: Outgoing | Record) -> int:
     """Bytes of key, value and headers."""
     size = len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:

@@ -16,7 +16,10 @@ from rollwire.schemas.errors import ConfigError, Fenced, TransactionUnknown
 from rollwire.schemas.records import Claim, Event, Group, GroupFate, PackedBatch, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack import PackConfig
-from rollwire.streams.run_pack import last_planned_step, run_pack
+from rollwire.streams.pack_step import PackStep
+from rollwire.streams.run_pack import drive, run_pack
+from rollwire.streams.runtime import RuntimeConfig, Session
+from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
@@ -242,9 +245,13 @@ def test_the_last_step_is_found_below_control_records_and_other_lineages(make_gr
         writer.begin()
         writer.write([outgoing(other, source="test", time_us=NOW_US)])
         writer.abort()
-    assert last_planned_step(log, LINEAGE) == 3
-    assert last_planned_step(log, other.lineage) == 9
-    assert last_planned_step(log, "0197a1b2-0000-7000-8000-0000000000cc") == 0
+    for lineage, planned in ((LINEAGE, 3), (other.lineage, 9), ("0197a1b2-0000-7000-8000-0000000000cc", 0)):
+        session = Session(
+            log, drive(log, config, f"{lineage}.", "policy", lineage), RuntimeConfig(), SystemClock()
+        )
+        session.close()
+        assert isinstance(session.step, PackStep)
+        assert session.step.packer.next_step == planned + 1
 
 
 def test_more_ranks_than_partitions_is_a_clear_error() -> None:

@@ -24,7 +24,7 @@ from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
-from rollwire.streams.step import Taken
+from rollwire.streams.step import Changelog, Taken
 
 IN = TopicPartition("in", 0)
 CHANGES = TopicPartition("changes", 0)
@@ -35,7 +35,7 @@ class Copy:
     """Copies each record to `out` and remembers what it was told."""
 
     inputs = (IN,)
-    changelogs = (CHANGES,)
+    memories = (Changelog(CHANGES),)
 
     def __init__(self, told: list[str]) -> None:
         self.told = told
@@ -57,6 +57,9 @@ class Copy:
 
     def due_us(self) -> int | None:
         return None
+
+    def paused(self) -> Collection[TopicPartition]:
+        return ()
 
     def read(self) -> dict[TopicPartition, int]:
         return {IN: self.next}

@@ -1,0 +1,238 @@
+"""One producer's life: takes over, then batch by batch: read, decide, commit.
+
+Take-over order: `init_transactions` (when it returns, the old owner is fenced and its transaction finished) -> the
+memories to their ends -> the committed offsets -> the inputs from there. No committed offset = from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollwire.schemas.errors import LogUnavailable
+from rollwire.streams.emit import take
+from rollwire.streams.restore import restore
+from rollwire.streams.seams.clock import Clock
+from rollwire.streams.seams.limits import record_bytes
+from rollwire.streams.seams.log import Log, Outgoing, Reader, Record, TopicPartition, TransactionalWriter
+from rollwire.streams.step import Marked, Step, Taken
+
+_logger = structlog.get_logger("rollwire.runtime")
+
+_FIRST_BYTES: Final = 64 * 1024  # what a record is taken to be before the first one came
+
+
+class RuntimeConfig(BaseModel):
+    """How the runtime batches and how long it waits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    linger_ms: float = Field(
+        default=50.0, ge=0, description="How long a batch is gathered after its first record."
+    )
+    max_records: int = Field(default=2_000, ge=1, description="Records of one batch at most.")
+    max_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        ge=1,
+        description="Bytes of one batch; it ends with the poll that reaches them.",
+    )
+    idle_s: float = Field(default=0.2, ge=0, le=1, description="How long one wait for a first record may be.")
+    offsets_only_s: float = Field(
+        default=1.0, ge=0, description="Offsets without outputs are committed this often."
+    )
+    end_check_s: float = Field(
+        default=0.2, ge=0, description="The log's ends are asked for no more often than this."
+    )
+    transaction_s: float = Field(
+        default=8.0, gt=0, description="Deadline of a commit, of a take-over and of a restore's stall."
+    )
+    patience_s: float = Field(
+        default=60.0, gt=0, description="How long failures may go on before the last one is raised."
+    )
+    backoff_s: float = Field(default=0.2, gt=0, description="First wait after a failure; doubles up to 5 s.")
+
+
+class Drive(NamedTuple):
+    """What to drive: `make` builds an empty step, `take` decodes its records."""
+
+    transactional_id: str
+    group: str
+    make: Callable[[], Step]
+    take: Callable[[Record], Taken] = take
+
+
+class Session:
+    """One producer's life: takes over when made, then `turn` by `turn`.
+
+    Single-threaded. Its I/O goes through the log's readers and writers, its timing through `clock`: a simulation drives it
+    turn by turn, with `idle_s=0` and `linger_ms=0` where its log has nothing to wait for.
+    """
+
+    def __init__(self, log: Log, drive: Drive, config: RuntimeConfig, clock: Clock) -> None:
+        self._log = log
+        self._drive = drive
+        self._config = config
+        self._clock = clock
+        self._last_commit = self._last_check = clock.monotonic_s()
+        self._mean_bytes: float = _FIRST_BYTES
+        self._paused: frozenset[TopicPartition] = frozenset()
+        # The offsets of the last transaction: committed and read.
+        self._committed: tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]] = {}, {}
+        self._marks: Mapping[TopicPartition, int] = {}
+        self.healthy = False  # something was committed, or nothing needed to be for a while
+        self._reader: Reader | None = None
+        self._writer: TransactionalWriter = log.transactional_writer(
+            drive.transactional_id, config.transaction_s
+        )
+        try:
+            self.step = drive.make()
+            self._marked = [memory for memory in self.step.memories if isinstance(memory, Marked)]
+            self._reader = log.reader()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def turn(self) -> int:
+        """One batch: read, decide, commit. Returns the number of records read."""
+        self._backpressure()
+        # Asked before the step writes what follows from this batch.
+        needed = any(memory.needed() for memory in self._marked)
+        records, take = self._gather(), self._drive.take
+        now_us = self._clock.now_us()
+        outputs = self.step.feed([take(record) for record in records], now_us) if records else []
+        due_us = self.step.due_us()
+        if due_us is not None and due_us <= now_us and self._may_check():
+            # The clock was read before the ends: what is not below them was written later than `now_us`.
+            ends = self._log.end_offsets(self.step.inputs)
+            positions = self._reading().positions()
+            outputs += self.step.tick(now_us, {p for p, end in ends.items() if positions[p] >= end})
+        self._commit(outputs, self._config.offsets_only_s, needed=needed)
+        return len(records)
+
+    def settle(self) -> None:
+        """Commits offsets that moved since the last transaction: the next owner re-reads less."""
+        self._commit([], 0.0, needed=True)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._writer.close()
+
+    def _reading(self) -> Reader:
+        if self._reader is None:
+            raise LogUnavailable("the session is closed")
+        return self._reader
+
+    def _backpressure(self) -> None:
+        paused = frozenset(self.step.paused())
+        if paused == self._paused:
+            return
+        reader = self._reading()
+        if stopped := paused - self._paused:
+            reader.pause(sorted(stopped))
+        if released := self._paused - paused:
+            reader.resume(sorted(released))
+        self._paused = paused
+
+    def _gather(self) -> list[Record]:
+        """One batch, up to its records, bytes and time."""
+        reader, config, clock = self._reading(), self._config, self._clock
+        records: list[Record] = []
+        size, deadline, wait_s = 0, 0.0, config.idle_s
+        while True:
+            # As many as will fit by what the last ones measured.
+            room = max(1, round((config.max_bytes - size) / self._mean_bytes))
+            asked = min(config.max_records - len(records), room)
+            polled = reader.poll(asked, wait_s)
+            if not records:
+                if not polled:
+                    return records
+                deadline = clock.monotonic_s() + config.linger_ms / 1e3
+            if polled:
+                records += polled
+                added = sum(record_bytes(record) for record in polled)
+                size += added
+                self._mean_bytes = max(1.0, (self._mean_bytes + added / len(polled)) / 2)
+            if len(records) >= config.max_records or size >= config.max_bytes:
+                return records
+            # What is there already is taken without waiting, whatever time is left.
+            wait_s = max(0.0, deadline - clock.monotonic_s())
+            if wait_s == 0 and len(polled) < asked:
+                return records
+
+    def _may_check(self) -> bool:
+        now = self._clock.monotonic_s()
+        if now - self._last_check < self._config.end_check_s:
+            return False
+        self._last_check = now
+        return True
+
+    def _commit(self, outputs: list[Outgoing], offsets_only_s: float, *, needed: bool) -> None:
+        offsets, read = self.step.committable(), self.step.read()
+        now = self._clock.monotonic_s()
+        if not outputs and ((offsets, read) == self._committed or now - self._last_commit < offsets_only_s):
+            self.healthy = self.healthy or now - self._last_commit > self._config.patience_s
+            return
+        self._move_marks(outputs, needed=needed)
+        group = self._drive.group
+        self._writer.begin()
+        self._writer.write(outputs)
+        self._writer.commit(
+            group,
+            offsets,
+            self._config.transaction_s,
+            also={read_group(group): read, marks_group(group): self._marks},
+        )
+        self._committed = offsets, read
+        self._last_commit = self._clock.monotonic_s()
+        self.healthy = True
+
+    def _move_marks(self, outputs: list[Outgoing], *, needed: bool) -> None:
+        """Before the transaction is begun: whatever it writes will stand at or above the marks."""
+        partitions = [memory.partition for memory in self._marked]
+        if needed and len(self._marks) == len(partitions):
+            return
+        topics = {partition.topic for partition in partitions}
+        if any(output.topic in topics for output in outputs):
+            self._marks = self._log.end_offsets(partitions)
+
+    def _start(self) -> None:
+        config, group, step = self._config, self._drive.group, self.step
+        self._marks = self._log.committed(marks_group(group), [memory.partition for memory in self._marked])
+        restored = restore(
+            self._log,
+            self._reading(),
+            step,
+            self._drive.take,
+            self._marks,
+            idle_s=config.idle_s,
+            stall_s=config.transaction_s,
+            clock=self._clock,
+        )
+        inputs = step.inputs
+        committed = self._log.committed(group, inputs)
+        read = self._log.committed(read_group(group), inputs)
+        start = {**self._log.beginning_offsets(inputs), **committed}
+        start |= {p: at for p, at in restored.items() if p in start}
+        step.start(start, read)
+        self._reading().assign(start)
+        self._committed = committed, read
+        _logger.info(
+            "step.start",
+            id=self._drive.transactional_id,
+            positions={f"{p.topic}[{p.partition}]": at for p, at in start.items()},
+        )
+
+
+def read_group(group: str) -> str:
+    """Where a group's read positions are kept (see `Step`)."""
+    return f"{group}.read"
+
+
+def marks_group(group: str) -> str:
+    """Where a group's marks are kept (see `Marked`)."""
+    return f"{group}.marks"

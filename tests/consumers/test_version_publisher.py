@@ -251,7 +251,7 @@ def test_a_lineage_without_versions_needs_weights() -> None:
     publisher.close(flush=False)
 
 
-def test_a_module_makes_the_round_trip_and_a_renamed_parameter_is_refused() -> None:
+def test_c27_a_module_makes_the_round_trip_and_a_renamed_parameter_is_refused() -> None:
     """C27."""
     model, other = a_model(), a_model()
     state = module_state(model, "F32")

@@ -77,13 +77,13 @@ def test_any_states_round_trip(recipe: list[tuple[str, int, float, int]]) -> Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF)), max_size=64))
-def test_any_bf16_patterns(patterns: list[tuple[int, int]]) -> None:
+def test_c32_any_bf16_patterns(patterns: list[tuple[int, int]]) -> None:
     old = np.array([a for a, _ in patterns], dtype=np.uint16)
     new = np.array([b for _, b in patterns], dtype=np.uint16)
     assert_round_trip({"w": tensor("BF16", old.shape, old)}, {"w": tensor("BF16", new.shape, new)})
 
 
-def test_signed_zeros_and_nan_payloads_are_bit_changes() -> None:
+def test_c32_signed_zeros_and_nan_payloads_are_bit_changes() -> None:
     """C32."""
     old = np.array([0x0000, 0x8000, 0x7FC0, 0x7FC0, 0x7FC0, 0x7F80], dtype=np.uint16)
     new = np.array([0x8000, 0x0000, 0x7FC1, 0xFFC0, 0x7F81, 0x7F80], dtype=np.uint16)
@@ -110,7 +110,7 @@ def test_small_steps_across_zero_are_one_ulp() -> None:
     assert set(raw[8192:]) == {0}
 
 
-def test_scalars_empty_tensors_and_one_change() -> None:
+def test_c30_scalars_empty_tensors_and_one_change() -> None:
     """C30."""
     old = {
         "step": tensor("I64", (), (41).to_bytes(8, "little")),
@@ -123,7 +123,7 @@ def test_scalars_empty_tensors_and_one_change() -> None:
     assert delta.total_elements == 2
 
 
-def test_layouts_keep_their_logical_order() -> None:
+def test_c29_layouts_keep_their_logical_order() -> None:
     """C29: transposed, sliced, expanded and Fortran-order arrays."""
     base = np.arange(12, dtype=np.float32).reshape(3, 4)
     views = {
@@ -140,7 +140,7 @@ def test_layouts_keep_their_logical_order() -> None:
         assert (result == view).all()
 
 
-def test_odd_widths_and_packed_formats() -> None:
+def test_c31_odd_widths_and_packed_formats() -> None:
     """C31: padded E8M0 scales, odd rows of packed 4-bit values, bools."""
     for dtype, shape in (("F8_E8M0", (7, 3)), ("U8", (5, 13)), ("BOOL", (9,)), ("I8", (1, 1, 11))):
         size = int(np.prod(shape))
@@ -148,7 +148,7 @@ def test_odd_widths_and_packed_formats() -> None:
         assert_round_trip({"w": Tensor(dtype, shape, old.bits)}, {"w": Tensor(dtype, shape, new.bits)})
 
 
-def test_a_made_up_dtype_is_refused_before_anything() -> None:
+def test_c31_a_made_up_dtype_is_refused_before_anything() -> None:
     fake = Tensor("F4_E9M9", (4,), np.zeros(4, np.uint8))
     with pytest.raises(StateMismatch, match="F4_E9M9"):
         encode_delta({"w": fake}, {"w": fake})
@@ -175,7 +175,7 @@ def test_wide_gaps_and_several_pieces_blocks_and_shards() -> None:
     assert applied.digest.hex == one.result.hex
 
 
-def test_equal_states_have_no_shards() -> None:
+def test_c24_equal_states_have_no_shards() -> None:
     """C24: an empty delta, with an equal digest."""
     old, _ = pair("BF16", 100, 0.5, seed=1)
     delta = encode_delta({"w": old}, {"w": Tensor(old.dtype, old.shape, old.bits.copy())})
@@ -188,7 +188,7 @@ def test_equal_states_have_no_shards() -> None:
 @pytest.mark.parametrize(
     "new_names", [["blocks.0.to_q.weight", "b"], ["b"], ["blocks.0.attn1.to_q.weight", "b", "c"]]
 )
-def test_renamed_dropped_and_added_tensors_are_refused(new_names: list[str]) -> None:
+def test_c27_renamed_dropped_and_added_tensors_are_refused(new_names: list[str]) -> None:
     """C27."""
     t, _ = pair("BF16", 10, 0.0, seed=0)
     with pytest.raises(StateMismatch, match="lacks"):
@@ -208,7 +208,7 @@ def test_other_dtype_or_shape_is_refused_on_both_sides() -> None:
         apply_delta({"v": a}, encode_delta({"w": a}, {"w": b}).shards)
 
 
-def test_another_base_is_refused_and_nothing_moves() -> None:
+def test_c23_another_base_is_refused_and_nothing_moves() -> None:
     """C23: a delta on v2 is not applied to v1, nor twice."""
     v1, v2 = pair("BF16", 500, 0.1, seed=1)
     _, v3 = pair("BF16", 500, 0.1, seed=2)
@@ -346,7 +346,7 @@ def test_stage_applies_several_deltas_and_copies_once() -> None:
     assert raw_bits(done.state) == raw_bits(states[2])
 
 
-def test_frames_refuse_a_second_frame_and_lying_sizes() -> None:
+def test_c79_c82_frames_refuse_a_second_frame_and_lying_sizes() -> None:
     """C79, C82."""
     one, two = frames.pack(b"A" * 1000), frames.pack(b"B" * 1000)
     for bad, size in (
@@ -368,7 +368,7 @@ def test_frames_refuse_a_second_frame_and_lying_sizes() -> None:
         frames.unpack(sizeless, 1000)
 
 
-def test_sixteen_threads_at_once() -> None:
+def test_c81_sixteen_threads_at_once() -> None:
     """C81: one compressor a thread."""
     failures: list[BaseException] = []
 

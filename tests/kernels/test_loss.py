@@ -167,7 +167,7 @@ def test_a_record_gives_the_same_batch(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("fault", ["short", "long", "first", "nan", "advantages", "infinite"])
-def test_arrays_that_do_not_fit_are_refused(fault: str) -> None:
+def test_c01_arrays_that_do_not_fit_are_refused(fault: str) -> None:
     """C01: a missing logprob is never invented, an extra one never cut."""
     arrays = step_arrays()
     if fault == "short":

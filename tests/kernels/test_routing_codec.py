@@ -185,7 +185,7 @@ def test_experts_that_stand_twice_and_rows_in_part_are_found(row: list[int]) -> 
         check_distinct(many, 384)
 
 
-def test_threads_pack_side_by_side() -> None:
+def test_c81_threads_pack_side_by_side() -> None:
     inputs = [np.tile(routes(64, 6, 8, 384, seed=seed), (40, 1, 1)) for seed in range(4)]
     wanted = [encode_routes(ids, 384) for ids in inputs]
     got: list[Any] = [None] * 4

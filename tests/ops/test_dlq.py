@@ -224,8 +224,8 @@ class _Dying:
         class Writer:
             begin, abort, close = real.begin, real.abort, real.close
 
-            def write(self, batch: Sequence[Outgoing]) -> None:
-                outer._step(lambda: real.write(batch))
+            def write(self, records: Sequence[Outgoing]) -> None:
+                outer._step(lambda: real.write(records))
 
             def commit(
                 self,

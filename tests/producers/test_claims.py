@@ -111,7 +111,7 @@ def outbox(log: MemoryLog, store: MemoryStore | None, patience_s: float = 30.0) 
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, Flaky])
-def test_a_large_trace_goes_through_the_store_and_back(kind: type[MemoryStore]) -> None:
+def test_c42_a_large_trace_goes_through_the_store_and_back(kind: type[MemoryStore]) -> None:
     log, store = MemoryLog({"rollouts": 1, "routing-traces": 1}), kind()
     out = outbox(log, store)
     large, small = finished(1200), finished(40)
@@ -131,7 +131,7 @@ def test_a_large_trace_goes_through_the_store_and_back(kind: type[MemoryStore]) 
     assert claim_check(trace_of(large), "org/policy", store) == first
 
 
-def test_without_a_store_it_is_refused_and_the_next_one_passes() -> None:
+def test_c42_without_a_store_it_is_refused_and_the_next_one_passes() -> None:
     log = MemoryLog({"rollouts": 1, "routing-traces": 1})
     out = outbox(log, None)
     out.put(finished(1200))

@@ -143,7 +143,7 @@ def decide(log: MemoryLog, group_ids: Sequence[str], fate: Fate, reason: str = "
     )
 
 
-def test_filtered_groups_give_their_slots_back() -> None:
+def test_c06_filtered_groups_give_their_slots_back() -> None:
     """C06: capacity 4; the first four groups are all filtered; four good ones arrive within 5 s."""
     log = MemoryLog(TOPICS)
     tail = Tail(log, "rollouts", "routing-traces")

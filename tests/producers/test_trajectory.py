@@ -95,7 +95,7 @@ def test_one_turn() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=6))
-def test_spans_tile_the_sampled_tokens_and_give_the_versions_back(steps: list[tuple[int, int]]) -> None:
+def test_c02_spans_tile_the_sampled_tokens_and_give_the_versions_back(steps: list[tuple[int, int]]) -> None:
     versions: list[int] = []
     version = 0
     for length, rise in steps:

@@ -183,7 +183,7 @@ def test_bad_and_foreign_rollouts_are_passed_over_and_the_good_go_on() -> None:
     assert len({reward.rollout_id for reward in rewards(log)}) == len(rewards(log)) == 13
 
 
-def test_an_aborted_rollout_is_unscorable_not_zero() -> None:
+def test_c09_an_aborted_rollout_is_unscorable_not_zero() -> None:
     log = MemoryLog(TOPICS)
     write(log, [rollout(1, reason="abort")])
     with verifier(log) as running:
@@ -206,7 +206,7 @@ class Hanging(Countdown):
 """
 
 
-def test_answers_that_hang_or_kill_cost_one_reward_each(tmp_path: Path) -> None:
+def test_c09_answers_that_hang_or_kill_cost_one_reward_each(tmp_path: Path) -> None:
     """C09: null, never 0; the others of the group are scored."""
     path = tmp_path / "hanging.py"
     path.write_text(HANGING)
@@ -323,7 +323,7 @@ def test_a_second_verifier_takes_over_and_the_first_one_stops() -> None:
     assert len(rewards(log)) == len({r.rollout_id for r in rewards(log)}) == 12
 
 
-def test_a_record_with_an_absurd_time_stops_nobody() -> None:
+def test_c45_a_record_with_an_absurd_time_stops_nobody() -> None:
     clock = ManualClock(now_us=1_000)  # 1970, as from a producer that took seconds for milliseconds (C45)
     log = MemoryLog(TOPICS, clock)
     write(log, [rollout(1)])

@@ -96,31 +96,31 @@ def test_the_cloudevents_library_reads_the_headers(example: Example) -> None:
         (MARKER + b"\x00" * 8 + b"body", "unknown_schema"),
     ],
 )
-def test_foreign_bytes_are_refused(topic: str, value: bytes | None, reason: str) -> None:
+def test_c44_foreign_bytes_are_refused(topic: str, value: bytes | None, reason: str) -> None:
     assert refused(an_example(topic), value=value).reason == reason
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
-def test_an_event_of_another_topic_is_refused(example: Example) -> None:
+def test_c44_c59_an_event_of_another_topic_is_refused(example: Example) -> None:
     other = "rewards" if example.topic != "rewards" else "rollouts"
     assert refused(example, topic=other).reason == "wrong_schema"
     assert refused(example, topic="nowhere").reason == "wrong_schema"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
-def test_trailing_and_missing_bytes_are_refused(example: Example) -> None:
+def test_c59_trailing_and_missing_bytes_are_refused(example: Example) -> None:
     assert refused(example, value=example.value + b"JUNK").reason == "trailing_bytes"
     for end in range(PREFIX_BYTES, len(example.value)):
         assert refused(example, value=example.value[:end]).reason == "malformed"
 
 
-def test_a_null_value_deletes_on_compacted_topics_only() -> None:
+def test_c44_a_null_value_deletes_on_compacted_topics_only() -> None:
     assert {t for t in TOPICS if is_delete(t, None)} == {"fleet-status", "groups-closed"}
     assert not is_delete("fleet-status", b"")
     assert not is_delete("nowhere", None)
 
 
-def test_a_value_over_the_topics_limit_is_refused_before_it_is_looked_at() -> None:
+def test_c42_a_value_over_the_topics_limit_is_refused_before_it_is_looked_at() -> None:
     big = b"\xff" * (TOPICS["rewards"].max_value_bytes + 1)
     assert refused(an_example("rewards"), value=big).reason == "too_large"
     # Nine MiB is over every source's limit, and a dead letter may still hold it.
@@ -197,7 +197,7 @@ def test_the_key_must_be_the_events(example: Example) -> None:
         ("train-steps", {"settings": {"threads": 1}}),
     ],
 )
-def test_a_value_of_another_type_is_refused(topic: str, changes: dict[str, Any]) -> None:
+def test_c58_a_value_of_another_type_is_refused(topic: str, changes: dict[str, Any]) -> None:
     event = msgspec.structs.replace(an_example(topic).event, **changes)
     with pytest.raises(Refused) as caught:
         encode(event, source=SOURCE, time_us=TIME_US)
@@ -210,7 +210,7 @@ class Misspelt(Reward, frozen=True, kw_only=True, gc=False):
     rewrad: float
 
 
-def test_a_misspelt_field_is_named_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c62_a_misspelt_field_is_named_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """C62: neither dropped, nor filled with null."""
     good = an_example("rewards").event
     fields = {name: getattr(good, name) for name in good.__struct_fields__}
@@ -224,7 +224,7 @@ def test_a_misspelt_field_is_named_and_nothing_is_written(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, -(2**63), 2**53 + 1, 0])
-def test_whole_numbers_are_exact(seed: int) -> None:
+def test_c58_whole_numbers_are_exact(seed: int) -> None:
     event = msgspec.structs.replace(an_example("rollouts").event, seed=seed)
     encoded = encode(event, source=SOURCE, time_us=TIME_US)
     decoded = decode(encoded.topic, encoded.value, encoded.headers, encoded.key)
@@ -252,13 +252,13 @@ def test_a_diverging_step_is_recorded_as_measured() -> None:
     assert math.isinf(decoded.grad_norm)
 
 
-def test_a_misspelled_field_does_not_vanish() -> None:
+def test_c62_a_misspelled_field_does_not_vanish() -> None:
     with pytest.raises(TypeError, match="rewrad"):
         Reward(rewrad=1.0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("time_us", [1_700_000_000, 1_700_000_000_000, -1, 0, 1_700_000_000_000_000_000])
-def test_times_in_another_unit_are_refused(time_us: int) -> None:
+def test_c45_times_in_another_unit_are_refused(time_us: int) -> None:
     event = an_example("groups-closed").event
     assert isinstance(event, GroupClosed)
     for bad in (event, msgspec.structs.replace(event, closed_us=time_us)):
@@ -276,7 +276,7 @@ def test_a_source_is_demanded_and_a_part_is_no_event() -> None:
     assert caught.value.reason == "wrong_schema"
 
 
-def test_an_event_over_the_limit_is_not_written() -> None:
+def test_c42_an_event_over_the_limit_is_not_written() -> None:
     event = msgspec.structs.replace(an_example("notices").event, text="x" * (8 * 1024 * 1024))
     with pytest.raises(Refused) as caught:
         encode(event, source=SOURCE, time_us=TIME_US)

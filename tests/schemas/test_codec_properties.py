@@ -288,7 +288,7 @@ def test_the_scan_refuses_what_does_not_fit() -> None:
             scan(bad, 0)
 
 
-def test_a_self_referencing_schema_cannot_reach_the_decoder() -> None:
+def test_c56_a_self_referencing_schema_cannot_reach_the_decoder() -> None:
     """C56: five thousand levels of nesting as a value; no schema of ours can nest, so it is just an unknown one."""
     value = MARKER + bytes(8) + b"\x02" * 5_000 + b"\x00"
     for example in EXAMPLES:
@@ -297,7 +297,7 @@ def test_a_self_referencing_schema_cannot_reach_the_decoder() -> None:
         assert caught.value.reason == "unknown_schema"
 
 
-def test_nothing_of_ours_is_read_by_the_wrong_schema() -> None:
+def test_c59_nothing_of_ours_is_read_by_the_wrong_schema() -> None:
     """C59: all bytes must be used and the fingerprint must be the topic's, whatever the body would say."""
     for example in EXAMPLES:
         for other in EXAMPLES:
@@ -308,7 +308,7 @@ def test_nothing_of_ours_is_read_by_the_wrong_schema() -> None:
                 decode(example.topic, body, example.headers, example.key)
 
 
-def test_a_batch_with_one_bad_event_keeps_its_nine_good_ones() -> None:
+def test_c59_a_batch_with_one_bad_event_keeps_its_nine_good_ones() -> None:
     example = load_examples("rewards")[0]
     batch = [example.value] * 10
     batch[3] = example.value[:-1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -72,9 +74,13 @@ def packed(row: list[int]) -> bytes:
 
 
 OTHER_GROUP = event_of("rollouts", "tool-call").group_id
+FRAME = zstandard.compress(PACKED.data)
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"  # RFC 8878, 3.1.2
 
-CASES: list[tuple[str, Event, dict[str, Any], str]] = [
-    # C01: one logprob a sampled token
+Case = tuple[str, Event, dict[str, Any], str]
+
+C01: list[Case] = [
+    # one logprob a sampled token
     ("one short", ROLLOUT, {"logprobs": f4(-1, -1, -1)}, "logprob_length"),
     ("one too many", ROLLOUT, {"logprobs": f4(-1, -1, -1, -1, -1)}, "logprob_length"),
     ("not whole", ROLLOUT, {"logprobs": f4(-1, -1, -1, -1)[:-1]}, "logprob_length"),
@@ -82,7 +88,10 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
     ("not recorded", ROLLOUT, {"logprobs": f4(-1, NAN, -1, -1)}, "logprob_missing"),
     ("infinite", ROLLOUT, {"logprobs": f4(-1, -math.inf, -1, -1)}, "not_finite"),
     ("both infinities", ROLLOUT, {"logprobs": f4(-math.inf, math.inf, -1, -1)}, "not_finite"),
-    # C02: spans tile the sampled tokens
+]
+
+C02: list[Case] = [
+    # spans tile the sampled tokens
     ("sum below", ROLLOUT, {"spans": spans((3, 0, 2), (4, 2, 3))}, "span_invalid"),
     ("sum above", ROLLOUT, {"spans": spans((3, 0, 2), (4, 2, 5))}, "span_invalid"),
     ("overlap", ROLLOUT, {"spans": spans((3, 0, 3), (4, 2, 4))}, "span_invalid"),
@@ -92,6 +101,75 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
     ("negative version", ROLLOUT, {"spans": spans((-1, 0, 4))}, "span_invalid"),
     ("empty span", ROLLOUT, {"spans": spans((3, 0, 0), (3, 0, 4))}, "span_invalid"),
     ("no spans", ROLLOUT, {"spans": ()}, "span_invalid"),
+]
+
+C09: list[Case] = [
+    ("reward lost", event_of("rewards", "right"), {"reward": NAN}, "not_finite"),
+    ("reward infinite", event_of("rewards", "right"), {"reward": math.inf}, "not_finite"),
+    (
+        "component lost",
+        event_of("rewards", "right"),
+        {"components": (Component(name="value", value=NAN),)},
+        "not_finite",
+    ),
+]
+
+FRAMES: list[Case] = [
+    ("no frame", PACKED, {"encoding": "bits+zstd"}, "routing_invalid"),
+    ("empty frame", PACKED, {"encoding": "bits+zstd", "data": zstandard.compress(b"")}, "array_length"),
+    (
+        "frame of another size",
+        PACKED,
+        {"encoding": "bits+zstd", "data": zstandard.compress(bytes(1 << 20))},
+        "array_length",
+    ),
+    (
+        "frame cut",
+        PACKED,
+        {"encoding": "bits+zstd", "data": zstandard.compress(PACKED.data)[:-1]},
+        "routing_invalid",
+    ),
+    (
+        "frame without its size",
+        PACKED,
+        {
+            "encoding": "bits+zstd",
+            "data": zstandard.ZstdCompressor(write_content_size=False).compress(PACKED.data),
+        },
+        "array_length",
+    ),
+    (
+        "zeros without end",
+        PACKED,
+        {
+            "encoding": "bits+zstd",
+            "rows": 10_000_000,
+            "tokens": 10_000_006,
+            "data": zstandard.compress(bytes(60_000_000 + 7_500_000)),
+        },
+        "too_large",
+    ),
+    (
+        "two frames, of which the first has the size",
+        PACKED,
+        {"encoding": "bits+zstd", "data": FRAME + FRAME},
+        "routing_invalid",
+    ),
+    (
+        "a frame and a skippable one",
+        PACKED,
+        {"encoding": "bits+zstd", "data": FRAME + SKIPPABLE},
+        "routing_invalid",
+    ),
+    (
+        "a frame and junk",
+        PACKED,
+        {"encoding": "bits+zstd", "data": FRAME + b"JUNK"},
+        "routing_invalid",
+    ),
+]
+
+CASES: list[Case] = [
     # segments and mask
     (
         "segments short",
@@ -136,15 +214,7 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
     ("temperature lost", ROLLOUT, {"temperature": NAN}, "not_finite"),
     ("seconds", ROLLOUT, {"started_us": 1_767_225_600}, "time_invalid"),
     ("milliseconds", ROLLOUT, {"finished_us": 1_767_225_600_000}, "time_invalid"),
-    # rewards (C09)
-    ("reward lost", event_of("rewards", "right"), {"reward": NAN}, "not_finite"),
-    ("reward infinite", event_of("rewards", "right"), {"reward": math.inf}, "not_finite"),
-    (
-        "component lost",
-        event_of("rewards", "right"),
-        {"components": (Component(name="value", value=NAN),)},
-        "not_finite",
-    ),
+    # rewards
     (
         "component twice",
         event_of("rewards", "right"),
@@ -189,40 +259,6 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
     ("bits beyond the last", PACKED, {"data": PACKED.data[:-1] + b"\xf3"}, "routing_invalid"),
     ("packed short", PACKED, {"data": PACKED.data[:-1]}, "array_length"),
     ("too many experts, packed", PACKED, {"num_experts": 65_536}, "routing_invalid"),
-    ("no frame", PACKED, {"encoding": "bits+zstd"}, "routing_invalid"),
-    ("empty frame", PACKED, {"encoding": "bits+zstd", "data": zstandard.compress(b"")}, "array_length"),
-    (
-        "frame of another size",
-        PACKED,
-        {"encoding": "bits+zstd", "data": zstandard.compress(bytes(1 << 20))},
-        "array_length",
-    ),
-    (
-        "frame cut",
-        PACKED,
-        {"encoding": "bits+zstd", "data": zstandard.compress(PACKED.data)[:-1]},
-        "routing_invalid",
-    ),
-    (
-        "frame without its size",
-        PACKED,
-        {
-            "encoding": "bits+zstd",
-            "data": zstandard.ZstdCompressor(write_content_size=False).compress(PACKED.data),
-        },
-        "array_length",
-    ),
-    (
-        "zeros without end",
-        PACKED,
-        {
-            "encoding": "bits+zstd",
-            "rows": 10_000_000,
-            "tokens": 10_000_006,
-            "data": zstandard.compress(bytes(60_000_000 + 7_500_000)),
-        },
-        "too_large",
-    ),
     ("claim of another size", CLAIMED, {"num_experts": 256, "encoding": "bits"}, "array_length"),
     (
         "above the claim check",
@@ -298,6 +334,34 @@ CASES: list[tuple[str, Event, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize(("event", "changes", "reason"), [c[1:] for c in C01], ids=[c[0] for c in C01])
+def test_c01_logprobs_are_neither_padded_nor_cut(event: Event, changes: dict[str, Any], reason: str) -> None:
+    validate(event)
+    assert reason_of(msgspec.structs.replace(event, **changes)) == reason
+
+
+@pytest.mark.parametrize(("event", "changes", "reason"), [c[1:] for c in C02], ids=[c[0] for c in C02])
+def test_c02_spans_tile_the_sampled_tokens_in_order(
+    event: Event, changes: dict[str, Any], reason: str
+) -> None:
+    validate(event)
+    assert reason_of(msgspec.structs.replace(event, **changes)) == reason
+
+
+@pytest.mark.parametrize(("event", "changes", "reason"), [c[1:] for c in C09], ids=[c[0] for c in C09])
+def test_c09_a_reward_is_finite_or_null(event: Event, changes: dict[str, Any], reason: str) -> None:
+    validate(event)
+    assert reason_of(msgspec.structs.replace(event, **changes)) == reason
+
+
+@pytest.mark.parametrize(("event", "changes", "reason"), [c[1:] for c in FRAMES], ids=[c[0] for c in FRAMES])
+def test_c79_c82_a_frame_of_routes_is_one_whole_frame_of_the_stated_size(
+    event: Event, changes: dict[str, Any], reason: str
+) -> None:
+    validate(event)
+    assert reason_of(msgspec.structs.replace(event, **changes)) == reason
+
+
 @pytest.mark.parametrize(("event", "changes", "reason"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_an_event_that_contradicts_itself_is_refused(
     event: Event, changes: dict[str, Any], reason: str
@@ -368,7 +432,7 @@ def i8(*values: int) -> bytes:
         ({"traces": (None,)}, "array_length"),
         ({"environments": ("countdown",)}, "array_length"),
         ({"fleets": ("fleet",) * 3}, "array_length"),
-        ({"rollout_ids": ()}, "sequence_empty"),
+        ({"rollout_ids": ()}, "array_length"),
         ({"rollout_ids": ("a", "b")}, "id_invalid"),
         ({"rollout_ids": (ROLLOUT.rollout_id,) * 2}, "inconsistent"),
     ],
@@ -429,3 +493,45 @@ def test_c17_n_rows_and_n_minus_1_rows_as_the_producer_says() -> None:
 def test_a_mask_may_train_on_less_than_was_sampled() -> None:
     assert isinstance(ROLLOUT, Rollout)
     validate(msgspec.structs.replace(ROLLOUT, loss_mask=bytes(9)))
+
+
+BOMBS = """
+import sys, zstandard
+import numpy, rollwire.kernels.delta.frames as frames, rollwire.schemas.routes as routes
+from rollwire.schemas.errors import DeltaCorrupt, Refused
+
+def peak_mib():
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) / 1024
+
+zeros = zstandard.compress(bytes(200 << 20))
+body = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(200 << 20))
+magic = (0xFD2FB528).to_bytes(4, "little")
+window = magic + bytes([0x00, 0x98]) + b"\\x01\\x00\\x00"  # a frame that asks for a window of 512 MiB, one empty block
+claims = magic + bytes([0xE0]) + (1 << 40).to_bytes(8, "little") + b"\\x01\\x00\\x00"
+assert zstandard.get_frame_parameters(window).window_size == 512 << 20
+assert zstandard.frame_content_size(claims) == 1 << 40
+open("/proc/self/clear_refs", "w").write("5")
+before = peak_mib()
+for bomb in (zeros, body, window, claims):
+    for size in (0, 1000, 1 << 20):
+        for read, error in (
+            (lambda: frames.unpack(bomb, size), DeltaCorrupt),
+            (lambda: routes.planes_of("bits+zstd", bomb, size), Refused),
+        ):
+            try:
+                read()
+            except error:
+                continue
+            sys.exit(f"{len(bomb)} bytes passed as {size}")
+print(peak_mib() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_c82_bombs_cost_no_memory() -> None:
+    """Zeros without end, frames without a size, a window of 512 MiB, a claim of 2**40 bytes: refused within 50 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BOMBS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 50

@@ -88,7 +88,7 @@ def test_the_topics_command(stack: StackInfo, capsys: pytest.CaptureFixture[str]
     assert "did you mean 'rollouts'" in capsys.readouterr().err
 
 
-def test_records_carry_the_brokers_time(stack: StackInfo, prefix: str) -> None:
+def test_c45_records_carry_the_brokers_time(stack: StackInfo, prefix: str) -> None:
     """A producer's clock in another unit cannot keep data for ever or delete it at once (C45)."""
     example = load_examples("rewards")[0]
     in_seconds = 1_700_000_000  # as a time in milliseconds: January 1970

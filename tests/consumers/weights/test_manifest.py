@@ -71,7 +71,7 @@ def test_strictness() -> None:
         decode_manifest(GOLDEN + b"{}")
 
 
-def test_tensors_must_match_on_both_sides() -> None:
+def test_c27_tensors_must_match_on_both_sides() -> None:
     """C27."""
     w = tensor("BF16", (3, 4), bytes(24))
     check_tensors(MANIFEST, {"w": w})

@@ -107,7 +107,7 @@ def test_every_version_can_be_read_from_nothing_and_from_its_base(
         assert e.stored_bytes == e.manifest.size + sum(o.size for o in manifest.objects)
 
 
-def test_identical_weights_are_an_empty_version_with_an_equal_digest(
+def test_c24_identical_weights_are_an_empty_version_with_an_equal_digest(
     store: TroubledStore, publisher_on: Publish, make_state: MakeState
 ) -> None:
     """C24 (a)."""
@@ -119,7 +119,7 @@ def test_identical_weights_are_an_empty_version_with_an_equal_digest(
     assert digest(state) == events[0].state_digest
 
 
-def test_a_failed_upload_leaves_no_event_and_the_next_version_fails_too(
+def test_c24_c26_a_failed_upload_leaves_no_event_and_the_next_version_fails_too(
     store: TroubledStore, publisher_on: Publish, make_state: MakeState, move: Move
 ) -> None:
     """C24 (b), C26, law 3: shard 2 of 3 does not land; version 1's manifest is never written, version 2 rests on nothing."""
@@ -203,7 +203,7 @@ def test_versions_go_up_by_one(publisher_on: Publish, make_state: MakeState) -> 
         publisher.committed(1)
 
 
-def test_a_discarded_version_is_replaced_and_later_ones_build_on_the_new_one(
+def test_c24_a_discarded_version_is_replaced_and_later_ones_build_on_the_new_one(
     store: TroubledStore, publisher_on: Publish, make_state: MakeState, move: Move
 ) -> None:
     """C24 (c): the event of version 1 could not be written; what replaces it may differ."""
@@ -257,7 +257,7 @@ def test_resume_refuses_another_lineage(
         other.close()
 
 
-def test_renamed_tensors_are_not_published(publisher_on: Publish, make_state: MakeState) -> None:
+def test_c27_renamed_tensors_are_not_published(publisher_on: Publish, make_state: MakeState) -> None:
     """C27."""
     state = make_state()
     publisher = publisher_on()

@@ -153,7 +153,9 @@ def test_follows_stages_swaps_and_reports(plane: Plane, make_state: MakeState, m
     assert (statuses[-1].version, statuses[-1].open_rollouts) == (6, 2)
 
 
-def test_a_version_without_its_event_is_invisible(plane: Plane, make_state: MakeState, move: Move) -> None:
+def test_c24_c26_a_version_without_its_event_is_invisible(
+    plane: Plane, make_state: MakeState, move: Move
+) -> None:
     """C24, C26, law 3."""
     plane.publish(0, make_state())
     subscriber = plane.subscriber()
@@ -179,7 +181,7 @@ def test_a_newcomer_skips_to_the_newest_version(plane: Plane, make_state: MakeSt
     assert plane.events[0].manifest.key not in plane.store.asked
 
 
-def test_damage_is_refused_and_an_anchor_leads_around_it(
+def test_c23_c31_damage_is_refused_and_an_anchor_leads_around_it(
     plane: Plane, make_state: MakeState, move: Move
 ) -> None:
     """C23, C31: nothing of a damaged delta is served, and version 4 is never put on version 2's weights."""

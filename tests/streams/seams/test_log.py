@@ -104,7 +104,7 @@ def test_readers_see_a_transaction_whole_or_not_at_all(log: Log, unique: str) ->
     writer.close()
 
 
-def test_an_aborted_transaction_leaves_a_hole_and_nothing_else(log: Log, unique: str) -> None:
+def test_c40_an_aborted_transaction_leaves_a_hole_and_nothing_else(log: Log, unique: str) -> None:
     writer = log.transactional_writer(unique)
     writer.begin()
     writer.write([note(b"a")])
@@ -125,7 +125,7 @@ def test_an_aborted_transaction_leaves_a_hole_and_nothing_else(log: Log, unique:
     assert log.committed(f"{unique}.g", IN) == {IN[0]: 2}
 
 
-def test_positions_reach_the_end_behind_control_records(log: Log, unique: str) -> None:
+def test_c40_positions_reach_the_end_behind_control_records(log: Log, unique: str) -> None:
     writer = log.transactional_writer(unique)
     writer.begin()
     writer.write([note(b"a")])
@@ -141,7 +141,7 @@ def test_positions_reach_the_end_behind_control_records(log: Log, unique: str) -
     writer.close()
 
 
-def test_an_open_transaction_holds_readers_until_its_id_is_taken_over(log: Log, unique: str) -> None:
+def test_c41_an_open_transaction_holds_readers_until_its_id_is_taken_over(log: Log, unique: str) -> None:
     dead = log.transactional_writer(unique)
     dead.begin()
     dead.write([note(b"never")])
@@ -151,7 +151,7 @@ def test_an_open_transaction_holds_readers_until_its_id_is_taken_over(log: Log, 
     assert values(read(log, ONE, 1)) == [b"good"]
 
 
-def test_the_older_owner_of_an_id_is_fenced(log: Log, unique: str) -> None:
+def test_c38_the_older_owner_of_an_id_is_fenced(log: Log, unique: str) -> None:
     old = log.transactional_writer(unique)
     old.begin()
     old.write([note(b"old")])
@@ -167,7 +167,7 @@ def test_the_older_owner_of_an_id_is_fenced(log: Log, unique: str) -> None:
     new.close()
 
 
-def test_other_ids_do_not_fence(log: Log, unique: str) -> None:
+def test_c38_other_ids_do_not_fence(log: Log, unique: str) -> None:
     writers = [log.transactional_writer(f"{unique}.{i}") for i in range(2)]
     for i, writer in enumerate(writers):
         writer.begin()
@@ -284,7 +284,7 @@ def test_offsets_of_a_group_that_never_committed(log: Log, unique: str) -> None:
     assert log.end_offsets([]) == {}
 
 
-def test_records_of_every_size_up_to_the_limit(log: Log) -> None:
+def test_c42_records_of_every_size_up_to_the_limit(log: Log) -> None:
     """Just below the limit all arrive; just above it is refused at once, with its size (C42)."""
     writer = log.writer()
     limit = limit_bytes("weight-versions")
@@ -304,7 +304,7 @@ def test_records_of_every_size_up_to_the_limit(log: Log) -> None:
     writer.close()
 
 
-def test_a_dead_letter_holds_the_largest_record_whole(log: Log) -> None:
+def test_c42_a_dead_letter_holds_the_largest_record_whole(log: Log) -> None:
     assert limit_bytes("dead-letters") > limit_bytes("rollouts") + 1024 * 1024
     body = os.urandom(DEAD_LETTER_BYTES - 8 * 1024)
     log.writer().write([Outgoing("dead-letters", b"k", body)])

@@ -205,7 +205,7 @@ def against(scripted: type[Script]) -> Iterator[S3Store]:
     server.server_close()
 
 
-def test_a_lost_answer_is_settled_by_content(against: S3Store, scripted: type[Script]) -> None:
+def test_c64_a_lost_answer_is_settled_by_content(against: S3Store, scripted: type[Script]) -> None:
     """The first put landed but its answer was a 500; the second meets its own object (C64)."""
     scripted.answers = [("PUT", 500, b""), ("PUT", 412, b""), ("HEAD", 200, b"mine"), ("GET", 200, b"mine")]
     assert not against.create("k", b"mine")
@@ -213,13 +213,13 @@ def test_a_lost_answer_is_settled_by_content(against: S3Store, scripted: type[Sc
     assert {c for m, c in scripted.seen if m == "PUT"} == {"*"}
 
 
-def test_a_rival_of_the_same_length_is_a_conflict(against: S3Store, scripted: type[Script]) -> None:
+def test_c64_a_rival_of_the_same_length_is_a_conflict(against: S3Store, scripted: type[Script]) -> None:
     scripted.answers = [("PUT", 412, b""), ("HEAD", 200, b"them"), ("GET", 200, b"them")]
     with pytest.raises(ObjectConflict):
         against.create("k", b"mine")
 
 
-def test_a_409_is_tried_again(against: S3Store, scripted: type[Script]) -> None:
+def test_c64_a_409_is_tried_again(against: S3Store, scripted: type[Script]) -> None:
     scripted.answers = [("PUT", 409, b""), ("PUT", 409, b""), ("PUT", 200, b"")]
     assert against.create("k", b"mine")
     assert len(scripted.seen) == 3

@@ -94,3 +94,41 @@ def routing(*, repeats: Positive = 20, rollouts: Positive = 4096, seed: int = 0,
     if json is not None:
         command = f"rollwire bench routing --repeats {repeats} --rollouts {rollouts} --seed {seed}"
         write_figures(json, command, figures)
+
+
+@bench.command
+def streams(
+    *,
+    runs: Positive = 5,
+    partitions: Positive = 4,
+    seed: int = 0,
+    short: bool = False,
+    grow: bool = False,
+    bootstrap: str | None = None,
+    json: Json = None,
+) -> None:
+    """assemble and pack on a real broker: against bare loops, against Faust, and their latency under an open loop.
+
+    Parameters
+    ----------
+    runs
+        Measured runs of each side; they take turns, medians count.
+    partitions
+        Partitions of every topic.
+    seed
+        Of the rollouts' content.
+    short
+        Few groups: a look at whether it works, no measurement.
+    grow
+        Measure also how cost grows with partitions, processes and the size of a rollout.
+    bootstrap
+        host:port of a broker; without one, a stack of its own in a temporary folder.
+    """
+    from rollwire.ops.bench.streams_run import run_streams
+
+    figures = run_streams(bootstrap, partitions=partitions, runs=runs, seed=seed, short=short, grow=grow)
+    show("assemble and pack", figures)
+    if json is not None:
+        flags = f"{' --short' if short else ''}{' --grow' if grow else ''}"
+        command = f"rollwire bench streams --runs {runs} --partitions {partitions} --seed {seed}{flags}"
+        write_figures(json, command, figures)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rollwire.consumers.packed_batches import Plan
 from rollwire.consumers.trainer.commit import Committer, Taken
-from rollwire.consumers.trainer.figures import Figures, train_step
+from rollwire.consumers.trainer.figures import figures_of, train_step
 from rollwire.consumers.trainer.history import (
     STEPS,
     VERSIONS,
@@ -251,14 +251,10 @@ def step_of(
     logprobs are missing, too many or not finite.
     """
     figures = [
-        Figures(
+        figures_of(
+            plan,
+            logp_S,
             loss=loss if rank == 0 else 0.0,
-            pi=np.asarray(logp_S, "<f4").tobytes(),
-            mu=b"".join(arrays.logp_S.tobytes() for arrays in plan.arrays),
-            free_pi=None,
-            versions=b"".join(arrays.versions_S.tobytes() for arrays in plan.arrays),
-            sources=tuple(source for arrays in plan.arrays for source in arrays.sources_B),
-            source_of=_source_of(plan).astype("<i8").tobytes(),
             entropy_sum=entropy * len(logp_S),
             truncated=truncated if rank == 0 else 0,
         )
@@ -273,10 +269,3 @@ def step_of(
         duration_s=duration_s,
         settings=dict(settings or {}),
     )
-
-
-def _source_of(plan: Plan) -> NDArray[np.int64]:
-    """The sequence of each trained token, counted over the microbatches."""
-    first = np.cumsum([0, *(len(arrays.sources_B) for arrays in plan.arrays)])
-    counted = [arrays.sequence_S + at for arrays, at in zip(plan.arrays, first[:-1], strict=True)]
-    return np.concatenate([np.zeros(0, np.int64), *counted])

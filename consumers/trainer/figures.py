@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rollwire.consumers.packed_batches import Plan
 from rollwire.consumers.trainer.measure import lag_histogram
 from rollwire.kernels.mismatch import mismatch, mismatch_by
 from rollwire.schemas.errors import PlanViolation
@@ -39,6 +40,31 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     implausible: tuple[
         int, ...
     ] = ()  # [L] recorded experts that the filter found implausible; empty = filter off
+
+
+def figures_of(
+    plan: Plan,
+    logp_S: NDArray[np.float32],
+    *,
+    loss: float = 0.0,
+    entropy_sum: float = 0.0,
+    truncated: int = 0,
+) -> Figures:
+    """What one rank measured, of its plan and log pi of its trained tokens in the plan's order."""
+    sources = [arrays.sources_B for arrays in plan.arrays]
+    first = np.cumsum([0, *map(len, sources)])
+    counted = [arrays.sequence_S + at for arrays, at in zip(plan.arrays, first[:-1], strict=True)]
+    return Figures(
+        loss=loss,
+        pi=np.asarray(logp_S, "<f4").tobytes(),
+        mu=b"".join(arrays.logp_S.tobytes() for arrays in plan.arrays),
+        free_pi=None,
+        versions=b"".join(arrays.versions_S.tobytes() for arrays in plan.arrays),
+        sources=tuple(source for some in sources for source in some),
+        source_of=np.concatenate([np.zeros(0, "<i8"), *counted]).astype("<i8").tobytes(),
+        entropy_sum=entropy_sum,
+        truncated=truncated,
+    )
 
 
 def train_step(

@@ -87,7 +87,7 @@ class RankWorker:
         if self._plan is None:
             raise PlanViolation("there is no plan to compute")
         plan = self._reader.resolve(self._plan)
-        works = [Work(packed.arrays, packed.routes_TLK) for packed in plan.microbatches]
+        works = [Work(packed.arrays, packed.routes_TLK) for packed in plan.microbatches if packed.rollout_ids]
         if self._config.control and works:
             works = shuffled(works, seed=self._config.seed, step=plan.step, rank=self._rank)
         return add_gradients(

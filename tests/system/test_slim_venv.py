@@ -35,6 +35,7 @@ WITHOUT_TORCH = (
     "rollwire.consumers.weights.publisher",
     "rollwire.consumers.weights.reader",
     "rollwire.consumers.ledger",
+    "rollwire.consumers.trainer.arithmetic",
     "rollwire.ops.cli",
     "rollwire.ops.commands.schemas",
     "rollwire.ops.asyncapi.parser",

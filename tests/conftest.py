@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollwire.ops.stack import StackInfo, running_stack
+from rollwire.ops.stack import StackConfig, StackInfo, running_stack
 from rollwire.ops.topics import apply_topics
 
 # A shell that starts a job in the background has it ignore SIGINT, and whatever that job starts; here processes are
@@ -19,7 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackInfo]:
     """A stack in a temporary folder. A test that kills one of its processes brings it back before it ends."""
-    with running_stack(tmp_path_factory.mktemp("stack")) as info:
+    with running_stack(tmp_path_factory.mktemp("stack"), StackConfig(kafka_proxied=True)) as info:
         yield info
 
 

@@ -168,7 +168,11 @@ def _writes(ops: Sequence[Op], view: _View, read_out: frozenset[Partition]) -> I
             s
             for s in missing
             if (s.topic, s.partition) in read_out
-            or (op.end is not None and view.latest.get((s.topic, s.partition), -1) >= op.end)
+            or (
+                op.outcome == "ok"
+                and op.end is not None
+                and view.latest.get((s.topic, s.partition), -1) >= op.end
+            )
         ]
         if op.outcome == "ok" and not failed(op):
             for sent in missing:

@@ -31,6 +31,10 @@ class StackConfig(BaseModel):
     controller_port: int | None = Field(
         default=None, ge=1, le=65535, description="the KRaft controller's port; none: a free one"
     )
+    kafka_proxied: bool = Field(
+        default=False,
+        description="give the broker a second listener that advertises the port of a proxy, which the caller runs",
+    )
     s3_port: int | None = Field(
         default=None, ge=1, le=65535, description="the S3 server's port; none: a free one"
     )

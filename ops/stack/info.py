@@ -45,6 +45,8 @@ class Choices(BaseModel):
     secret_key: str
     kafka_port: int | None = None
     controller_port: int | None = None
+    kafka_proxied_port: int | None = None  # of the broker's second listener ...
+    kafka_proxy_port: int | None = None  # ... and what it advertises there: the proxy's
     s3_port: int | None = None
     redis_port: int | None = None
 
@@ -61,6 +63,8 @@ class StackInfo(BaseModel):
     secret_key: str
     bucket: str
     redis_url: str
+    proxied_port: int | None = None  # the listener behind a proxy, and
+    proxy_port: int | None = None  # the proxy's own port, which that listener advertises
     ready: bool  # every service has answered a real request
     services: dict[ServiceName, ServiceProcess]
     config: StackConfig

@@ -30,15 +30,24 @@ logger.server.level = info
 """
 
 
-def server_properties(data: Path, port: int, controller_port: int) -> str:
-    """The broker's configuration."""
+def server_properties(
+    data: Path, port: int, controller_port: int, proxied: tuple[int, int] | None = None
+) -> str:
+    """The broker's configuration. `proxied`: port of a second listener, and the port that it advertises.
+
+    A client is told addresses by the listener that it asks: who bootstraps through the proxy stays behind it.
+    """
+    listeners = {"PLAINTEXT": (port, port), "CONTROLLER": (controller_port, controller_port)}
+    if proxied is not None:
+        listeners["PROXIED"] = proxied
     settings = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.bootstrap.servers": f"{HOST}:{controller_port}",
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "listeners": ",".join(f"{name}://{HOST}:{own}" for name, (own, _) in listeners.items()),
+        "advertised.listeners": ",".join(f"{name}://{HOST}:{told}" for name, (_, told) in listeners.items()),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": data.as_posix(),
         # One node: everything that is three by default has to be one.
@@ -82,7 +91,10 @@ def kafka_service(java: Path, jars: Path, folder: Path, choices: Choices, heap_m
     properties, log4j, data = folder / "server.properties", folder / "log4j2.properties", folder / "data"
     # One collector thread on a heap this small; G1's threads would compete with the processes beside it.
     flags = ["-XX:+UseSerialGC", "-Xshare:auto", f"-Dlog4j2.configurationFile={log4j}", "-cp", f"{jars}/*"]
-    text = server_properties(data, choices.kafka_port, choices.controller_port)
+    proxied = None
+    if choices.kafka_proxied_port is not None and choices.kafka_proxy_port is not None:
+        proxied = (choices.kafka_proxied_port, choices.kafka_proxy_port)
+    text = server_properties(data, choices.kafka_port, choices.controller_port, proxied)
 
     def prepare() -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -174,6 +174,8 @@ class _Start:
             secret_key=choices.secret_key,
             bucket=self._config.bucket,
             redis_url=f"redis://{HOST}:{choices.redis_port}/0",
+            proxied_port=choices.kafka_proxied_port,
+            proxy_port=choices.kafka_proxy_port,
             ready=ready,
             services={name: self._processes[name] for name in SERVICES if name in self._processes},
             config=self._config,
@@ -210,14 +212,20 @@ def _choose_ports(config: StackConfig, alive: dict[ServiceName, ServiceProcess])
         ("s3_port", "s3"),
         ("redis_port", "redis"),
     ]
+    if config.kafka_proxied:
+        wanted.append(("kafka_proxied_port", "kafka"))
     for setting, name in wanted:
         previous: int | None = getattr(before, setting)
         if name in alive and previous is not None:  # the service holds it
             ports[setting] = previous
             taken.add(previous)
         else:
-            ports[setting] = choose_port(setting, getattr(config, setting), previous, taken)
-    return before.model_copy(update=ports)
+            ports[setting] = choose_port(setting, getattr(config, setting, None), previous, taken)
+    if config.kafka_proxied:
+        # While the broker is away its proxy goes on listening: the port is not free, and stays the one it was.
+        known = before.kafka_proxy_port
+        ports["kafka_proxy_port"] = known or choose_port("kafka_proxy_port", None, None, taken)
+    return before.model_copy(update={"kafka_proxied_port": None, "kafka_proxy_port": None, **ports})
 
 
 def _alive(info: StackInfo) -> dict[ServiceName, ServiceProcess]:

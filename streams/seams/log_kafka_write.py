@@ -21,6 +21,7 @@ from rollwire.schemas.errors import (
 )
 from rollwire.streams.seams.limits import check_size
 from rollwire.streams.seams.log import Outgoing, TopicPartition
+from rollwire.streams.seams.rdkafka_logs import ConnectionWatch
 
 _FENCED: Final = frozenset(
     {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
@@ -87,7 +88,13 @@ class KafkaWriter:
 
 
 class KafkaTransactionalWriter:
-    """One transactional producer; dead after the first doubt (law 4)."""
+    """One transactional producer; dead after the first doubt (law 4).
+
+    When a connection fails, librdkafka sends what was under way again by itself, EndTxn and TxnOffsetCommit too. The
+    first copy may still arrive, and would then take part in the *next* transaction of this producer: end it too early,
+    or set its offsets back (C36). So a transaction whose connection failed is this writer's last, even where it ended
+    well: `begin` then raises `TransactionUnknown`, and the next writer's epoch fences what is late.
+    """
 
     def __init__(
         self,
@@ -104,7 +111,9 @@ class KafkaTransactionalWriter:
         self._open = False
         self._dead: str | None = None
         self._failed: KafkaError | None = None
-        self._producer: Producer | None = Producer(config)
+        self._watch = ConnectionWatch()
+        watched = config | {"debug": "broker", "logger": self._watch.logger}
+        self._producer: Producer | None = Producer(watched)
         try:
             bounded(partial(self._producer.init_transactions, timeout_s), timeout_s)
         except DeadlineExceeded as failure:
@@ -124,6 +133,8 @@ class KafkaTransactionalWriter:
         if self._open:
             raise LogError(f"transactional id {self._id!r} has an open transaction: commit or abort it first")
         self._failed = None
+        producer.poll(0)
+        self._watch.failed = None  # nothing was under way
         try:
             producer.begin_transaction()
         except KafkaException as failure:
@@ -161,7 +172,7 @@ class KafkaTransactionalWriter:
             self._settle(failure, "committing")
         except DeadlineExceeded as failure:
             self._lose(failure, "committing")
-        self._open = False
+        self._ended(producer)
 
     def abort(self) -> None:
         producer = self._in_transaction()
@@ -171,7 +182,7 @@ class KafkaTransactionalWriter:
             self._settle(failure, "aborting")
         except DeadlineExceeded as failure:
             self._lose(failure, "aborting")
-        self._open = False
+        self._ended(producer)
 
     @staticmethod
     def _abort(producer: Producer) -> None:
@@ -203,6 +214,15 @@ class KafkaTransactionalWriter:
             )
         # Never retried: a second EndTxn could end the next transaction (C36).
         producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+
+    def _ended(self, producer: Producer) -> None:
+        """The transaction ended as was asked; whether this producer may begin another one is a matter of its connections."""
+        self._open = False
+        producer.poll(0)
+        if self._watch.failed is not None:
+            self._kill(
+                f"its last transaction ended well, but a request was sent twice ({self._watch.failed})"
+            )
 
     def _lose(self, failure: DeadlineExceeded, doing: str) -> NoReturn:
         text = f"transactional id {self._id!r}, {doing}: {failure}"
@@ -257,7 +277,7 @@ class KafkaTransactionalWriter:
                 raise TransactionUnknown(
                     f"{text}; aborting it failed too: {second.args[0].str()}"
                 ) from failure
-            self._open = False
+            self._ended(self._producer)
             if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise Refused("too_large", f"{text}; the transaction is aborted") from failure
             raise LogUnavailable(f"{text}; the transaction is aborted, nothing of it is visible") from failure

@@ -22,6 +22,28 @@ class _Bridge(logging.Handler):
             _log.debug("librdkafka", text=text)
 
 
+class ConnectionWatch(logging.Handler):
+    """Tells whether a connection of one client has failed, from the client's log: it says so nowhere else.
+
+    Wants the setting `debug=broker`, whose `FAIL` line comes with every failure (the errors and the ordinary log leave
+    some out) and which is quiet otherwise. The lines come with the client's `poll`, in their order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: str | None = None  # what happened, in librdkafka's words
+        # Not a registered one: those stay for ever, and here each client has its own.
+        self.logger = logging.Logger("rollwire.rdkafka.watched", logging.DEBUG)  # noqa: LOG001
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("FAIL"):
+            self.failed = text
+        if record.levelno > logging.DEBUG:
+            bridge().handle(record)
+
+
 def bridge() -> logging.Logger:
     """A logger for confluent-kafka's `logger` setting; shared, so that handlers do not pile up."""
     logger = logging.getLogger("rollwire.rdkafka")

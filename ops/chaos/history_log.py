@@ -1,0 +1,81 @@
+"""The topics of a history run, their ends, and the final read."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from confluent_kafka import IsolationLevel
+from confluent_kafka import TopicPartition as WirePartition
+from confluent_kafka.admin import AdminClient
+
+# Not exported by the package, but the only instances that type checkers accept.
+from confluent_kafka.admin._listoffsets import LatestSpec, OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from rollwire.ops.chaos.history_book import Book
+from rollwire.ops.chaos.history_check import Partition
+from rollwire.schemas.errors import DeadlineExceeded
+from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.rdkafka_logs import bridge
+
+TOPICS: Final = {"history-a": 3, "history-b": 2}  # partitions of each
+PARTITIONS: Final = tuple(TopicPartition(topic, p) for topic, n in TOPICS.items() for p in range(n))
+_ASK_S: Final = 10.0
+
+
+class Ends:
+    """The topics under one prefix, asked over the broker's own listener."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self._prefix = prefix
+        config: dict[str, Any] = {"bootstrap.servers": bootstrap, "broker.address.family": "v4"}
+        self._admin = AdminClient(config, logger=bridge())
+
+    def create(self) -> None:
+        new = [NewTopic(self._prefix + name, partitions, 1) for name, partitions in TOPICS.items()]
+        for future in self._admin.create_topics(new).values():
+            future.result(_ASK_S)
+
+    def written(self, partition: TopicPartition) -> int:
+        """The end of a partition, undecided records included."""
+        wire = WirePartition(self._prefix + partition.topic, partition.partition)
+        newest: OffsetSpec = LatestSpec()  # type: ignore[no-untyped-call]
+        answer = self._admin.list_offsets(
+            {wire: newest}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S
+        )
+        found = answer[wire].result(_ASK_S)
+        return int(found.offset)
+
+    def settled(self, log: Log, deadline_s: float) -> dict[TopicPartition, int]:
+        """Waits until no transaction is open any more, and returns the ends. Raises `DeadlineExceeded`."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            stable = log.end_offsets(PARTITIONS)
+            blocked = [p for p in PARTITIONS if stable[p] < self.written(p)]
+            if not blocked:
+                return stable
+            if time.monotonic() > deadline:
+                one = blocked[0]
+                raise DeadlineExceeded(
+                    f"{one.topic}[{one.partition}]: its stable end is still {stable[one]} after {deadline_s:g} s, "
+                    "behind an open transaction"
+                )
+            time.sleep(0.05)
+
+
+def read_out(log: Log, book: Book, ends: dict[TopicPartition, int], deadline_s: float) -> list[Partition]:
+    """Reads every partition from its beginning to `ends`; the partitions of which the end was reached."""
+    reader = log.reader()
+    deadline = time.monotonic() + deadline_s
+    try:
+        positions = dict.fromkeys(ends, 0)
+        reader.assign(positions)
+        book.assigned(positions)
+        while any(positions[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
+            start = time.monotonic_ns()
+            book.polled(start, reader.poll(500, 0.2))
+            positions = reader.positions()
+    finally:
+        reader.close()
+    return [(p.topic, p.partition) for p, end in ends.items() if positions[p] >= end]

@@ -193,6 +193,30 @@ def run_trainer_role(run: Run) -> None:
         log.close()
 
 
+def run_arithmetic_trainer_role(run: Run) -> None:
+    """In the trainer's place, with its settings, transactional id and events: for fault tests. Needs no torch."""
+    from rollwire.consumers.trainer.arithmetic import run_arithmetic_trainer
+
+    settings = run.settings
+    log, store = run.log("arithmetic-trainer"), run.store()
+    store.probe()
+    try:
+        run_arithmetic_trainer(
+            log,
+            store,
+            settings.trainer,
+            publisher_config=settings.publisher,
+            prefix=settings.prefix,
+            model=settings.model,
+            lineage=settings.lineage,
+            stop=run.stop,
+            until_step=settings.steps,
+            clock=SystemClock(),
+        )
+    finally:
+        log.close()
+
+
 def run_evaluator_role(run: Run) -> None:
     from rollwire.consumers.evaluator import run_evaluator
     from rollwire.producers.engine_torch import TorchEngine
@@ -242,6 +266,7 @@ ROLES: dict[str, Callable[[Run], None]] = {
     "assemble": run_assemble_role,
     "pack": run_pack_role,
     "trainer": run_trainer_role,
+    "arithmetic-trainer": run_arithmetic_trainer_role,
     "evaluator": run_evaluator_role,
     "monitor": run_monitor_role,
 }

@@ -154,6 +154,8 @@ class PackedBatchReader:
                     self._store,
                     **self._routing._asdict(),
                 )
+                if micro.rollout_ids
+                else None
                 for micro, arrays in zip(micros, plan.arrays, strict=True)
             ]
         packed = zip(micros, plan.arrays, routes, strict=True)

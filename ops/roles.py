@@ -133,19 +133,14 @@ def run_assemble_role(run: Run) -> None:
 
 
 def run_pack_role(run: Run) -> None:
-    from rollwire.kernels.packing import cost_model
     from rollwire.streams.run_pack import run_pack
 
     settings = run.settings
-    shape = settings.policy
-    cost = cost_model(shape.hidden_size, shape.num_hidden_layers, shape.num_attention_heads, shape.head_dim)
     log = run.log("pack")
     try:
         run_pack(
             log,
-            settings.pack.model_copy(
-                update={"cost_per_token": cost.linear, "cost_per_token_squared": cost.quadratic}
-            ),
+            settings.pack.for_policy(settings.policy),
             prefix=settings.prefix,
             model=settings.model,
             lineage=settings.lineage,

@@ -73,6 +73,11 @@ class RunSettings(BaseModel):
             raise ValueError(
                 f"pack.ranks is {self.pack.ranks} and trainer.ranks is {self.trainer.ranks}: set both to the same number"
             )
+        if self.pack.context_parallel > 1:
+            raise ValueError(
+                f"pack.context_parallel is {self.pack.context_parallel}, but the built-in trainer splits no sequence "
+                "over devices: set it to 1"
+            )
         if self.fleet.replica == self.evaluator.replica:
             raise ValueError(
                 f"fleet.replica and evaluator.replica are both {self.fleet.replica!r}: name them apart"

@@ -208,7 +208,8 @@ class GroupClosed(Event, frozen=True, kw_only=True, gc=False):
 
 
 class Microbatch(Event, frozen=True, kw_only=True, gc=False):
-    """Sequences laid end to end, [0, cu_seqlens[-1]) tokens, never more than the budget."""
+    """Sequences laid end to end, [0, cu_seqlens[-1]) tokens, never more than the budget. Without any, it keeps a rank's
+    place in a slot of a lockstep plan."""
 
     rollout_ids: tuple[str, ...]  # [B]
     cu_seqlens: bytes  # [B + 1] i4

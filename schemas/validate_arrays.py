@@ -98,9 +98,7 @@ def check_shared(e: r.Rollout) -> None:
 
 def check_microbatch(m: r.Microbatch, plan: r.PackedBatch) -> int:
     """All arrays agree, the budget holds, every version lies between the oldest and the base. Returns T."""
-    sequences = len(m.rollout_ids)
-    if sequences == 0:
-        raise Refused("sequence_empty", "a microbatch without sequences")
+    sequences = len(m.rollout_ids)  # none: the rank has nothing to compute in this slot of a lockstep plan
     _length("cu_seqlens", m.cu_seqlens, 4, sequences + 1)
     _length("advantages", m.advantages, 4, sequences)
     if len(m.traces) != sequences:

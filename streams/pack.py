@@ -18,7 +18,10 @@ from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollwire.kernels.packing import CostModel, cost_model
+from rollwire.kernels.cost import CostModel, cost_model
+from rollwire.kernels.packing import MAX_BUDGET
+from rollwire.kernels.packing_search import Objective
+from rollwire.kernels.policy.config import PolicyConfig, hf_config
 from rollwire.schemas.errors import PlanViolation, Refused
 from rollwire.schemas.records import (
     Cut,
@@ -35,7 +38,6 @@ from rollwire.streams.seams.log import Record
 
 # How many decided group ids are remembered, so that a repeated record meets no second fate (law 4).
 REMEMBERED: Final = 100_000
-_DEFAULT_COST: Final = cost_model(hidden=64, layers=3, heads=4, head_dim=16)
 
 
 class PackConfig(BaseModel):
@@ -46,8 +48,20 @@ class PackConfig(BaseModel):
     ranks: int = Field(
         default=1, ge=1, description="data-parallel ranks; one partition of packed-batches each"
     )
+    objective: Objective = Field(
+        default="sum",
+        description="what a layout evens out: the cost of a step (sum: ranks meet once a step) or of every microbatch "
+        "(lockstep: ranks meet at each, as expert parallelism across them demands)",
+    )
     groups_per_step: int = Field(default=48, ge=1, description="groups of one plan; a plan is never smaller")
-    token_budget: int = Field(default=4096, ge=1, description="tokens of one microbatch, at most")
+    token_budget: int = Field(
+        default=4096, ge=1, description="tokens of one microbatch on one device, at most"
+    )
+    context_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="devices among which the trainer splits every sequence; they form one rank and share its microbatches",
+    )
     max_lag_versions: int = Field(
         default=3,
         ge=0,
@@ -59,20 +73,49 @@ class PackConfig(BaseModel):
     max_buffered_groups: int = Field(
         default=1024, ge=1, description="groups held in memory; above it reading pauses until a plan is made"
     )
-    cost_per_token: float = Field(
-        default=_DEFAULT_COST.linear,
-        gt=0,
-        description="a of the cost a*L + b*L^2; see kernels.packing.cost_model",
+    cost_per_token: float | None = Field(
+        default=None, gt=0, description="a of the cost a*L + b*L^2; none: from the policy's config"
     )
-    cost_per_token_squared: float = Field(
-        default=_DEFAULT_COST.quadratic, ge=0, description="b of the cost a*L + b*L^2"
+    cost_per_token_squared: float | None = Field(
+        default=None, ge=0, description="b of the cost a*L + b*L^2; none: from the policy's config"
     )
 
     @model_validator(mode="after")
     def _room_for_a_plan(self) -> PackConfig:
         if self.max_buffered_groups < self.groups_per_step:
             raise ValueError("max_buffered_groups must be at least groups_per_step, or no plan is ever made")
+        if (self.cost_per_token is None) != (self.cost_per_token_squared is None):
+            raise ValueError(
+                "cost_per_token and cost_per_token_squared decide together: set both, or neither for the policy's config"
+            )
+        if not 1 <= self.microbatch_tokens <= MAX_BUDGET:
+            raise ValueError(
+                f"a microbatch of token_budget {self.token_budget} on {self.context_parallel} devices has "
+                f"{self.microbatch_tokens} tokens: from 1 to {MAX_BUDGET} are possible"
+            )
         return self
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of one microbatch of a rank. Context parallelism pads every sequence to two chunks a device."""
+        devices = self.context_parallel
+        return self.token_budget if devices == 1 else self.token_budget // 2 * 2 * devices
+
+    @property
+    def cost(self) -> CostModel:
+        """What is set, else that of the built-in policy's default shape."""
+        if self.cost_per_token is None or self.cost_per_token_squared is None:
+            return cost_model(hf_config(PolicyConfig()))
+        return CostModel(self.cost_per_token, self.cost_per_token_squared)
+
+    def for_policy(self, policy: PolicyConfig) -> PackConfig:
+        """With the cost of this policy, unless the cost is set."""
+        if self.cost_per_token is not None:
+            return self
+        cost = cost_model(hf_config(policy))
+        return self.model_copy(
+            update={"cost_per_token": cost.linear, "cost_per_token_squared": cost.quadratic}
+        )
 
 
 class Refusal(NamedTuple):
@@ -199,7 +242,7 @@ class Packer:
             entry = _Entry(record, None, None, None)
         else:
             self._remember(group.group_id)
-            entry = _Entry(record, group, examine(group, token_budget=self._config.token_budget), None)
+            entry = _Entry(record, group, examine(group, token_budget=self._config.microbatch_tokens), None)
             self._new.append((record.partition, entry))
         self._queues[record.partition].append(entry)
 
@@ -269,10 +312,12 @@ class Packer:
             step=step,
             base_version=step - 1,
             ranks=config.ranks,
-            token_budget=config.token_budget,
+            token_budget=config.microbatch_tokens,
             max_lag_versions=config.max_lag_versions,
-            cost=CostModel(config.cost_per_token, config.cost_per_token_squared),
+            cost=config.cost,
             cut=cut,
+            objective=config.objective,
+            context_parallel=config.context_parallel,
         )
         events += lay_out([entry.group for entry in taken if entry.group is not None], frame)
         for entry in taken:

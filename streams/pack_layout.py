@@ -13,10 +13,24 @@ import blake3
 import msgspec
 import numpy as np
 
-from rollwire.kernels.packing import CostModel, plan_microbatches
+from rollwire.kernels.cost import CostModel
+from rollwire.kernels.packing import plan_microbatches
+from rollwire.kernels.packing_search import Objective
 from rollwire.schemas.records import Cut, Group, Member, Microbatch, PackedBatch, Position
 
 _TOKEN_DTYPES: Final[dict[str, np.dtype[Any]]] = {name: np.dtype("<" + name) for name in ("u1", "u2", "u4")}
+
+# A rank's place in a slot of a lockstep plan that has nothing for it.
+_EMPTY: Final = Microbatch(
+    rollout_ids=(),
+    cu_seqlens=bytes(4),
+    token_ids=b"",
+    loss_mask=b"",
+    logprobs=b"",
+    versions=b"",
+    advantages=b"",
+    traces=(),
+)
 
 
 class PlanFrame(NamedTuple):
@@ -31,6 +45,8 @@ class PlanFrame(NamedTuple):
     max_lag_versions: int
     cost: CostModel
     cut: Cut
+    objective: Objective = "sum"
+    context_parallel: int = 1  # devices of a rank; `token_budget` is what all of them have together
 
 
 def trained_members(group: Group) -> list[Member]:
@@ -55,7 +71,14 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
     """
     members = [member for group in groups for member in trained_members(group)]
     lengths_B = [token_count(member) for member in members]
-    layout = plan_microbatches(lengths_B, frame.cost.costs(lengths_B), frame.ranks, frame.token_budget)
+    layout = plan_microbatches(
+        lengths_B,
+        frame.cost.costs(lengths_B),
+        frame.ranks,
+        frame.token_budget // frame.context_parallel,
+        objective=frame.objective,
+        context_parallel=frame.context_parallel,
+    )
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
     batches = [
         PackedBatch(
@@ -84,6 +107,8 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
 
 def build_microbatch(members: Sequence[Member]) -> Microbatch:
     """The arrays of one microbatch, in the order of `members`; each must have an advantage."""
+    if not members:
+        return _EMPTY
     rollouts = [member.rollout for member in members]
     tokens = [np.frombuffer(r.token_ids, _TOKEN_DTYPES[r.token_dtype]) for r in rollouts]
     cu_seqlens = np.zeros(len(rollouts) + 1, "<i4")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollwire.consumers.ledger import JOINED, Ledger, count_ledger
-from rollwire.kernels.packing import CostModel
+from rollwire.kernels.cost import CostModel
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollwire.kernels.packing import CostModel
+from rollwire.kernels.cost import CostModel
 from rollwire.producers.emit import decode_record
 from rollwire.producers.environments.calculator import (
     CALL_END_ID,

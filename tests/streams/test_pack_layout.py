@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwire.kernels.packing import CostModel
+from rollwire.kernels.cost import CostModel
+from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Cut, Group, Member, PackedBatch, Position, Segment, Span
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack_layout import PlanFrame, build_microbatch, lay_out, plan_digest
@@ -169,3 +170,27 @@ def test_the_digest_covers_the_plan_but_not_the_cut(make_group: MakeGroup) -> No
         bad = msgspec.structs.replace(first, **{field: bytes(data)})
         bent = msgspec.structs.replace(plan[0], microbatches=(bad, *plan[0].microbatches[1:]))
         assert plan_digest([bent, plan[1]]) != plan[0].plan_digest
+
+
+def test_lockstep_gives_every_rank_as_many_microbatches_and_keeps_empty_places(make_group: MakeGroup) -> None:
+    # Five sequences that fill a microbatch each, two ranks: one place of the six stays empty.
+    groups = [make_group(1, rewards=(1.0, 0.0, 0.5, 0.2, 0.1), lengths=[32] * 5)]
+    plan = lay_out(groups, frame(2)._replace(objective="lockstep"))
+    assert [len(batch.microbatches) for batch in plan] == [3, 3]
+    sizes = [len(m.rollout_ids) for batch in plan for m in batch.microbatches]
+    assert sorted(sizes) == [0, 1, 1, 1, 1, 1]
+    assert rows(plan) == rows(lay_out(groups, frame(2)))
+    for batch in plan:
+        out = outgoing(batch, source="test", time_us=NOW_US)
+        record = Record("packed-batches", batch.rank, 0, 0, out.key, out.value, out.headers)
+        assert decode_record(record) == batch
+    assert sum(len(batch.microbatches) for batch in lay_out(groups, frame(2))) == 5
+
+
+def test_devices_of_a_rank_share_a_budget_for_longer_sequences(make_group: MakeGroup) -> None:
+    groups = [make_group(1, lengths=[60, 20])]
+    with pytest.raises(Refused, match="over_budget"):
+        lay_out(groups, frame(1, token_budget=32))
+    (plan,) = lay_out(groups, frame(1, token_budget=64)._replace(context_parallel=2))
+    assert plan.token_budget == 64
+    assert [len(m.rollout_ids) for m in plan.microbatches] == [1, 1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwire.kernels.packing import CostModel
+from rollwire.kernels.cost import CostModel
 from rollwire.producers.emit import decode_record, outgoing
 from rollwire.producers.trajectory import Origin, Trajectory
 from rollwire.schemas.errors import ConfigError, Refused

@@ -97,6 +97,25 @@ def routing(*, repeats: Positive = 20, rollouts: Positive = 4096, seed: int = 0,
 
 
 @bench.command
+def pack(
+    *, repeats: Annotated[int, Parameter(validator=validators.Number(gte=5))] = 5, json: Json = None
+) -> None:
+    """Layouts of steps: how even they are and what they take, against the plain method, on one core.
+
+    Parameters
+    ----------
+    repeats
+        Runs of each case, ours and the plain method's in turn; the median counts.
+    """
+    from rollwire.ops.bench.pack import bench_pack
+
+    figures = bench_pack(repeats=repeats)
+    show("Layouts of steps, one core", figures)
+    if json is not None:
+        write_figures(json, f"rollwire bench pack --repeats {repeats}", figures)
+
+
+@bench.command
 def streams(
     *,
     runs: Positive = 5,

@@ -32,15 +32,12 @@ class Death(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A process was told to stop. `seconds` above `STOP_S`: it was killed then."""
+    """A process was told to stop. `late`: it had to be killed at the deadline."""
 
     name: str
     seconds: float
     how: str
-
-    @property
-    def late(self) -> bool:
-        return self.seconds > STOP_S
+    late: bool
 
 
 @dataclass(slots=True)
@@ -57,6 +54,7 @@ class Processes:
     """Owns processes by name. Not thread-safe: whoever waits for anything calls `tend` meanwhile."""
 
     logs: Path
+    stop_s: float = STOP_S
     _children: dict[str, _Child] = field(default_factory=dict)
 
     @property
@@ -99,16 +97,17 @@ class Processes:
         child.ending = True
         self._signal(child, signal.SIGTERM)
         pause = threading.Event()
-        while child.process.poll() is None and time.monotonic() - began <= STOP_S:
+        while child.process.poll() is None and time.monotonic() - began <= self.stop_s:
             meanwhile()
             pause.wait(_TICK_S)
         seconds = time.monotonic() - began
         code = child.process.poll()
+        late = code is None
         if code is None:
             self._signal(child, signal.SIGKILL)
             code = child.process.wait(_KILL_S)
         self._start_again(child)
-        return Stop(name, seconds, describe_exit(code))
+        return Stop(name, seconds, describe_exit(code), late)
 
     def pause(self, name: str) -> None:
         self._signal(self._children[name], signal.SIGSTOP)
@@ -117,7 +116,7 @@ class Processes:
         self._signal(self._children[name], signal.SIGCONT)
 
     def stop(self) -> list[Stop]:
-        """SIGTERM to all at the same time, SIGKILL to those left after `STOP_S`. Nothing is started again."""
+        """SIGTERM to all at the same time, SIGKILL to those left after `stop_s`. Nothing is started again."""
         children, self._children = self._children, {}
         began = time.monotonic()
         for child in children.values():
@@ -128,11 +127,12 @@ class Processes:
         while left:
             for name, child in list(left.items()):
                 code, seconds = child.process.poll(), time.monotonic() - began
-                if code is None and seconds > STOP_S:
+                late = code is None and seconds > self.stop_s
+                if late:
                     self._signal(child, signal.SIGKILL)
                     code = child.process.wait(_KILL_S)
                 if code is not None:
-                    stops.append(Stop(name, seconds, describe_exit(code)))
+                    stops.append(Stop(name, seconds, describe_exit(code), late))
                     del left[name]
             pause.wait(_TICK_S)
         return stops

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rollwire.consumers.weights.subscriber import WeightSubscriber
 
 
-REGION = "us-east-1"  # the local S3 server has one region only
 EVALUATOR_ROWS = 512  # requests that the evaluator decodes at once
 
 
@@ -47,8 +46,11 @@ class Run:
         return open_store(self.stack, self.settings.bucket)
 
 
-def open_store(stack: StackInfo, bucket: str) -> S3Store:
-    store = S3Store(stack.s3_endpoint, bucket, stack.access_key, stack.secret_key, REGION)
+def open_store(stack: StackInfo, bucket: str | None) -> S3Store:
+    """The store of a stack, its bucket made where it is missing; None: the stack's own bucket."""
+    store = S3Store(
+        stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key, stack.region
+    )
     store.ensure_bucket()
     return store
 
@@ -177,10 +179,10 @@ def run_trainer_role(run: Run) -> None:
                 run.stack.bootstrap,
                 settings.prefix,
                 run.stack.s3_endpoint,
-                settings.bucket,
+                settings.bucket or run.stack.bucket,
                 run.stack.access_key,
                 run.stack.secret_key,
-                REGION,
+                run.stack.region,
                 settings.schema_registry_url,
             ),
         )

@@ -47,7 +47,9 @@ class RunSettings(BaseModel):
 
     model: str = Field("policy", description="name of the model in events and object keys")
     prefix: str = Field("rollwire.", description="prefix of the run's topics and transactional ids")
-    bucket: str = Field("rollwire", description="bucket of anchors, deltas and checkpoints")
+    bucket: str | None = Field(
+        None, description="bucket of anchors, deltas and checkpoints; none: the stack's"
+    )
     schema_registry_url: str | None = Field(
         None,
         description="a registry that speaks Confluent's API: values are written in its wire format; none: single-object encoding",

@@ -17,10 +17,19 @@ from rollwire.ops.config_errors import config_error
 from rollwire.ops.stack import SERVICES, ServiceName, StackConfig, read_stack
 from rollwire.ops.stack import down as end_stack
 from rollwire.ops.stack import up as start_stack
+from rollwire.ops.stack.external import externals
+from rollwire.ops.stack.info import find_stack
 from rollwire.ops.stack.jars import ensure_jars
 from rollwire.ops.stack.status import follow, tail
 from rollwire.ops.stack.status import status as stack_status
 from rollwire.schemas.errors import StackError
+
+_STATES = {
+    (False, True): "running",
+    (False, False): "ended",
+    (True, True): "reachable",
+    (True, False): "unreachable",
+}
 
 Folder = Annotated[Path, Parameter(name="--dir", help="Folder of the stack's state.")]
 DEFAULT_DIR = Path(".rollwire")
@@ -33,13 +42,24 @@ def up(
     controller_port: int | None = None,
     s3_port: int | None = None,
     redis_port: int | None = None,
+    kafka: str | None = None,
+    s3: str | None = None,
+    redis: str | None = None,
 ) -> None:
     """Start Kafka, an S3 server and Redis on 127.0.0.1, and wait until each has answered a real request.
 
-    What is running stays as it is. The log and the buckets of earlier starts are kept.
+    What is running stays as it is. The log and the buckets of earlier starts are kept. What you already have is used as
+    it is (--kafka, --s3, --redis); the rest is started.
 
     Parameters
     ----------
+    kafka
+        host:port of a Kafka of yours, a plaintext listener.
+    s3
+        A store of yours: http(s)://host[:port][/bucket], or s3://bucket on AWS. Credentials and region come from
+        AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_PROFILE or ~/.aws, never from here.
+    redis
+        redis[s]://[:password@]host[:port][/db] of a Redis of yours.
     kafka_port
         The broker's port; by default a free one, kept across restarts. So are the others.
     controller_port
@@ -55,6 +75,9 @@ def up(
         "controller_port": controller_port,
         "s3_port": s3_port,
         "redis_port": redis_port,
+        "kafka": kafka,
+        "s3": s3,
+        "redis": redis,
     }
     try:
         config = StackConfig.model_validate(values)
@@ -68,8 +91,10 @@ def up(
         f"the stack is up after {time.monotonic() - began:.1f} s: `rollwire status` shows it, `rollwire down` ends it"
     )
     out = Console(highlight=False)
-    for label, value in (("Kafka", info.bootstrap), ("S3", info.s3_endpoint), ("Redis", info.redis_url)):
-        out.print(f"{label:6}{value}")
+    shown = {one.name: one.address for one in externals(info.config).values()}
+    addresses = {"kafka": info.bootstrap, "s3": info.s3_endpoint, "redis": info.redis_url} | shown
+    for name, label in (("kafka", "Kafka"), ("s3", "S3"), ("redis", "Redis")):
+        out.print(f"{label:6}{addresses[name]}{' (external)' if name in shown else ''}")
 
 
 def fetch() -> None:
@@ -82,9 +107,12 @@ def fetch() -> None:
 
 
 def down(*, dir: Folder = DEFAULT_DIR) -> None:
-    """End what `up` started in this folder; the log and the buckets stay."""
+    """End what `up` started in this folder; the log and the buckets stay. What it did not start is left alone."""
+    known = find_stack(dir)
     ended = end_stack(dir)
     text = f"ended {', '.join(ended)}" if ended else f"nothing of a stack in {dir} was running"
+    if known is not None and known.external:
+        text += f"; left alone: {', '.join(known.external)}"
     Console(highlight=False).print(text)
 
 
@@ -97,8 +125,8 @@ def status(*, dir: Folder = DEFAULT_DIR) -> int:
     for one in states:
         table.add_row(
             one.name,
-            "running" if one.alive else "ended",
-            "" if one.pid is None else str(one.pid),
+            _STATES[one.external, one.alive],
+            "external" if one.external else "" if one.pid is None else str(one.pid),
             one.address,
             "" if one.uptime_s is None else duration(one.uptime_s),
             "" if one.memory_bytes is None else f"{one.memory_bytes / 2**20:.0f} MiB",

@@ -139,7 +139,9 @@ def _chosen(versions: Versions, version: int | None) -> WeightVersion:
 
 def _store(folder: Path, bucket: str | None) -> S3Store:
     stack = read_stack(folder)
-    return S3Store(stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key)
+    return S3Store(
+        stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key, stack.region
+    )
 
 
 def _percent(part: int, whole: int) -> str:

@@ -77,7 +77,9 @@ def _run(options: DemoOptions, folder: Path, settings: RunSettings, began: float
 def _stack(folder: Path, view: View) -> Iterator[StackInfo]:
     """A running stack is used and left as it was; one that the demo starts is ended with it."""
     known = find_stack(folder)
-    was_running = known is not None and any(is_alive(p.pid, p.started) for p in known.services.values())
+    was_running = known is not None and (
+        bool(known.external) or any(is_alive(p.pid, p.started) for p in known.services.values())
+    )
     info = up(StackConfig(dir=folder), view.phase)
     try:
         yield info

@@ -39,6 +39,16 @@ class StackConfig(BaseModel):
         default=None, ge=1, le=65535, description="the S3 server's port; none: a free one"
     )
     redis_port: int | None = Field(default=None, ge=1, le=65535, description="Redis's port; none: a free one")
+    kafka: str | None = Field(
+        default=None, description="host:port of a Kafka that is there already; none: one is started"
+    )
+    s3: str | None = Field(
+        default=None,
+        description="URL of a store that is there already (http://host:port/bucket, s3://bucket); none: one is started",
+    )
+    redis: str | None = Field(
+        default=None, description="URL of a Redis that is there already; none: one is started"
+    )
     bucket: str = Field(
         default="rollwire", min_length=3, description="bucket that is made when the stack starts"
     )

@@ -58,9 +58,10 @@ class StackInfo(BaseModel):
 
     dir: Path
     bootstrap: str  # of Kafka, host:port
-    s3_endpoint: str  # URL
-    access_key: str
-    secret_key: str
+    s3_endpoint: str | None  # URL; None = AWS's own
+    access_key: str | None  # None = from the environment or AWS's files, for a store that is not ours
+    secret_key: str | None
+    region: str = "us-east-1"
     bucket: str
     redis_url: str
     proxied_port: int | None = None  # the listener behind a proxy, and
@@ -68,6 +69,11 @@ class StackInfo(BaseModel):
     ready: bool  # every service has answered a real request
     services: dict[ServiceName, ServiceProcess]
     config: StackConfig
+
+    @property
+    def external(self) -> tuple[ServiceName, ...]:
+        """The services that are not ours: neither started nor ended here."""
+        return tuple(name for name in SERVICES if getattr(self.config, name) is not None)
 
     @property
     def pids(self) -> dict[ServiceName, int]:

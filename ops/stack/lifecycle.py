@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rollwire.ops.programs import check_disk, find_java, find_program
 from rollwire.ops.stack.config import StackConfig
+from rollwire.ops.stack.external import LOCAL_REGION, externals, kafka_bootstrap, store_at
 from rollwire.ops.stack.info import (
     SERVICES,
     Choices,
@@ -43,9 +44,10 @@ def up(config: StackConfig | None = None, report: Report = lambda _: None) -> St
     """Starts what is not running and returns when every service has answered a real request.
 
     A running stack is left as it is; one of whose processes have ended gets those back, on the same ports. What this
-    call started is ended again where it fails. `report` is told each step, for people.
+    call started is ended again where it fails. `report` is told each step, for people. Services that `config` names
+    are asked, not started; where it names none, those of the stack in the folder stay.
 
-    Raises `EnvironmentMissing` (program, port or disk), `StoreUnfit` or `StackError`.
+    Raises `ConfigError`, `EnvironmentMissing` (program, port or disk), `StoreUnfit` or `StackError`.
     """
     config = StackConfig() if config is None else config
     folder = config.dir.absolute()
@@ -54,16 +56,18 @@ def up(config: StackConfig | None = None, report: Report = lambda _: None) -> St
     with _locked(folder):
         known = find_stack(folder)
         alive = {} if known is None else _alive(known)
-        if known is not None and known.ready and len(alive) == len(SERVICES):
+        if known is not None:
+            config = _with_known(config, known)
+        others = externals(config)
+        for service in others.values():
+            service.check()
+            report(f"{service.name} answers on {service.address}")
+        if known is not None and known.ready and len(alive) + len(others) == len(SERVICES):
             return known
-        java, redis = find_java(), find_program("redis-server")
-        ensure_jars(config.cache, report)
         choices = _choose_ports(config, alive)
         write_private(choices_file(folder), choices.model_dump_json(indent=2))
-        services = [
-            service for service in _services(config, java, redis, choices) if service.name not in alive
-        ]
-        return _Start(config, choices, alive, report).run(services)
+        wanted: list[ServiceName] = [name for name in SERVICES if name not in alive and name not in others]
+        return _Start(config, choices, alive, report).run(_services(config, choices, wanted, report))
 
 
 def down(folder: Path) -> list[ServiceName]:
@@ -85,7 +89,12 @@ def down(folder: Path) -> list[ServiceName]:
 
 
 def kill_service(info: StackInfo, name: ServiceName) -> None:
-    """kill -9 of one service, as a fault would; `up(info.config)` brings it back on the same port."""
+    """kill -9 of one service, as a fault would; `up(info.config)` brings it back on the same port.
+
+    Raises `StackError` for a service that is not ours.
+    """
+    if name in info.external:
+        raise StackError(f"{name} was not started here: it is not killed")
     kill(_spawned(read_stack(info.dir).services[name]))
 
 
@@ -165,15 +174,19 @@ class _Start:
         self._report(f"{service.name} answers on {service.address}")
 
     def _record(self, *, ready: bool) -> StackInfo:
-        choices, folder = self._choices, self._config.dir
+        choices, config, folder = self._choices, self._config, self._config.dir
+        store = None if config.s3 is None else store_at(config.s3)
         info = StackInfo(
             dir=folder,
-            bootstrap=f"{HOST}:{choices.kafka_port}",
-            s3_endpoint=f"http://{HOST}:{choices.s3_port}",
-            access_key=choices.access_key,
-            secret_key=choices.secret_key,
-            bucket=self._config.bucket,
-            redis_url=f"redis://{HOST}:{choices.redis_port}/0",
+            bootstrap=f"{HOST}:{choices.kafka_port}"
+            if config.kafka is None
+            else kafka_bootstrap(config.kafka),
+            s3_endpoint=f"http://{HOST}:{choices.s3_port}" if store is None else store.endpoint,
+            access_key=choices.access_key if store is None else None,
+            secret_key=choices.secret_key if store is None else None,
+            region=LOCAL_REGION if store is None else store.region,
+            bucket=(None if store is None else store.bucket) or config.bucket,
+            redis_url=config.redis or f"redis://{HOST}:{choices.redis_port}/0",
             proxied_port=choices.kafka_proxied_port,
             proxy_port=choices.kafka_proxy_port,
             ready=ready,
@@ -189,17 +202,38 @@ def log_file(folder: Path, name: ServiceName) -> Path:
     return folder / "logs" / f"{name}.log"
 
 
-def _services(config: StackConfig, java: Path, redis: Path, choices: Choices) -> list[Service]:
-    root = config.dir / "stack"
-    return [
-        kafka_service(
-            java, jar_folder(config.cache, "kafka"), root / "kafka", choices, config.kafka_heap_mib
-        ),
-        s3_service(
-            java, jar_folder(config.cache, "s3proxy"), root / "s3", choices, config.bucket, config.s3_heap_mib
-        ),
-        redis_service(redis, root / "redis", choices, config.redis_max_memory_mib),
-    ]
+def _services(
+    config: StackConfig, choices: Choices, wanted: Sequence[ServiceName], report: Report
+) -> list[Service]:
+    """The services to start; only what these need is looked for on this machine."""
+    root, services = config.dir / "stack", list[Service]()
+    if "kafka" in wanted or "s3" in wanted:
+        java = find_java()
+        ensure_jars(config.cache, report)
+        if "kafka" in wanted:
+            jars = jar_folder(config.cache, "kafka")
+            services.append(kafka_service(java, jars, root / "kafka", choices, config.kafka_heap_mib))
+        if "s3" in wanted:
+            jars = jar_folder(config.cache, "s3proxy")
+            services.append(s3_service(java, jars, root / "s3", choices, config.bucket, config.s3_heap_mib))
+    if "redis" in wanted:
+        redis = find_program("redis-server")
+        services.append(redis_service(redis, root / "redis", choices, config.redis_max_memory_mib))
+    return services
+
+
+def _with_known(config: StackConfig, known: StackInfo) -> StackConfig:
+    """`config` with the external services of the stack that is there. Raises `StackError` where it names others."""
+    stays: dict[str, str | None] = {}
+    for name in SERVICES:
+        before: str | None = getattr(known.config, name)
+        asked: str | None = getattr(config, name)
+        if asked is not None and asked != before:
+            raise StackError(
+                f"the stack in {known.dir} has another {name}: `rollwire down --dir {known.dir}` first, or take another --dir"
+            )
+        stays[name] = before
+    return config.model_copy(update=stays)
 
 
 def _choose_ports(config: StackConfig, alive: dict[ServiceName, ServiceProcess]) -> Choices:
@@ -215,6 +249,8 @@ def _choose_ports(config: StackConfig, alive: dict[ServiceName, ServiceProcess])
     if config.kafka_proxied:
         wanted.append(("kafka_proxied_port", "kafka"))
     for setting, name in wanted:
+        if getattr(config, name) is not None:  # not ours to start
+            continue
         previous: int | None = getattr(before, setting)
         if name in alive and previous is not None:  # the service holds it
             ports[setting] = previous

@@ -7,33 +7,46 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rollwire.ops.stack.external import External, externals
 from rollwire.ops.stack.info import SERVICES, ServiceName, StackInfo
 from rollwire.ops.stack.lifecycle import log_file
 from rollwire.ops.stack.processes import is_alive, resident_bytes
+from rollwire.schemas.errors import StackError, StoreUnfit
 
 
 class ServiceStatus(NamedTuple):
     name: ServiceName
-    alive: bool
-    pid: int | None  # None: never started
+    alive: bool  # for a service that is not ours: it answered a request just now
+    external: bool
+    pid: int | None  # None: never started, or not ours
     address: str
     uptime_s: float | None  # None: not alive
     memory_bytes: int | None  # resident; None: not alive
 
 
 def status(info: StackInfo) -> list[ServiceStatus]:
-    """Every service of a stack, in the order of `SERVICES`."""
-    return [_status_of(name, info) for name in SERVICES]
+    """Every service of a stack, in the order of `SERVICES`. Those that are not ours are asked, which may take 10 s each."""
+    others = externals(info.config)
+    return [_asked(others[name]) if name in others else _status_of(name, info) for name in SERVICES]
+
+
+def _asked(service: External) -> ServiceStatus:
+    try:
+        service.check()
+    except (StackError, StoreUnfit):
+        return ServiceStatus(service.name, False, True, None, service.address, None, None)
+    return ServiceStatus(service.name, True, True, None, service.address, None, None)
 
 
 def _status_of(name: ServiceName, info: StackInfo) -> ServiceStatus:
     process = info.services.get(name)
     if process is None:
-        return ServiceStatus(name, False, None, "", None, None)
+        return ServiceStatus(name, False, False, None, "", None, None)
     alive = is_alive(process.pid, process.started)
     return ServiceStatus(
         name,
         alive,
+        False,
         process.pid,
         process.address,
         time.time() - process.started_unix_s if alive else None,

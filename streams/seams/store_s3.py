@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 import boto3
 import stamina
@@ -26,6 +26,7 @@ from rollwire.streams.seams.store_memory import REFRESH_US, check_range, verify
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.literals import BucketLocationConstraintType
     from mypy_boto3_s3.type_defs import (
         GetObjectRequestTypeDef,
         ListObjectsV2RequestTypeDef,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 5
+_DEFAULT_REGION: Final = "us-east-1"
 _CONFLICT: Final = 409
 _EXISTS: Final = 412
 _FULL: Final = 507
@@ -49,12 +51,13 @@ class S3Store:
         bucket: str,
         access_key: str | None = None,
         secret_key: str | None = None,
-        region: str = "us-east-1",
+        region: str = _DEFAULT_REGION,
         *,
         timeout_s: float = 60.0,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         self._bucket = bucket
+        self._region = region
         self._endpoint = endpoint or "AWS"
         self._timeout_s = timeout_s
         self._clock_us = clock_us
@@ -82,9 +85,18 @@ class S3Store:
             self._call("making the bucket", lambda: self._client.head_bucket(Bucket=self._bucket))
         except ObjectMissing:
             try:
-                self._call("making the bucket", lambda: self._client.create_bucket(Bucket=self._bucket))
+                self._call("making the bucket", self._create_bucket)
             except ObjectConflict:
                 return  # another process made it in between
+
+    def _create_bucket(self) -> None:
+        if self._region == _DEFAULT_REGION:
+            self._client.create_bucket(Bucket=self._bucket)
+        else:  # AWS refuses a bucket for elsewhere that does not say so
+            where = cast("BucketLocationConstraintType", self._region)
+            self._client.create_bucket(
+                Bucket=self._bucket, CreateBucketConfiguration={"LocationConstraint": where}
+            )
 
     def create(self, key: str, data: bytes) -> bool:
         digest = hashlib.sha256(data).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,6 +14,10 @@ from rollwire.ops.chaos.history_check import Assigned, Op, Polled, Sent
 from rollwire.streams.seams.log import Record, TopicPartition
 
 _SUFFIX: Final = ".book"
+
+
+def book_file(folder: Path, process: str) -> Path:
+    return folder / f"{process}{_SUFFIX}"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,7 +38,7 @@ class Book:
 
     def __init__(self, folder: Path, process: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(folder / f"{process}{_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.open(book_file(folder, process), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._encoder = msgspec.json.Encoder()
         self._ops = 0
 
@@ -44,9 +48,9 @@ class Book:
         self._write(Line(what="begin", op=self._ops, at=time.monotonic_ns()))
         return self._ops
 
-    def sends(self, op: int, value: int, partition: TopicPartition) -> None:
+    def sends(self, op: int, value: int, partition: TopicPartition, source: int | None = None) -> None:
         """To be called *before* the record is handed to the client."""
-        self._write(Line(what="send", op=op, at=time.monotonic_ns(), sent=Sent(value, *partition)))
+        self._write(Line(what="send", op=op, at=time.monotonic_ns(), sent=Sent(value, *partition, source)))
 
     def commits(self, op: int) -> None:
         """To be called before the commit is asked for: a transaction without this line was never committed."""
@@ -62,7 +66,7 @@ class Book:
             self._ops += 1
             self._write(Line(what="poll", op=self._ops, at=start, until=time.monotonic_ns(), polls=polls))
 
-    def assigned(self, positions: dict[TopicPartition, int]) -> None:
+    def assigned(self, positions: Mapping[TopicPartition, int]) -> None:
         given = tuple(Assigned(p.topic, p.partition, at) for p, at in positions.items())
         self._ops += 1
         self._write(Line(what="assign", op=self._ops, at=time.monotonic_ns(), assigned=given))

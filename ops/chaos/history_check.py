@@ -5,9 +5,11 @@ are `read_committed`. The checker is told nothing of the log itself; it compares
 anybody was shown. The names come from `jepsen.tests.kafka`; the definitions are ours:
 
 lost-write          an operation that ended well wrote a value that nobody was ever shown, although readers went past its
-                    place: the partition was read out, or shows a value of an operation that began after this one ended
+                    place: the partition was read out, or shows a value of an operation that began after this one ended.
+                    Also a value shown in a topic of `answered` that no shown value answers
 unseen              the same, but no reader came to that place: nothing proves that the value is there, nor that it is lost
-duplicate           one value at two places of the log. The same place twice is a reader that went back, and no error
+duplicate           one value at two places of the log, or two values shown that answer the same source. The same place
+                    twice is a reader that went back, and no error
 aborted-read        a value was shown of an operation that failed (aborted, refused, or dead before it asked for its
                     commit), or that no operation wrote
 precommitted-read   a poll had returned a value before the writer asked for the commit of its transaction, or a transaction
@@ -56,6 +58,7 @@ class Sent(NamedTuple):
     value: int
     topic: str
     partition: int
+    source: int | None = None  # the value that this one answers: what was shown of it may be answered once
 
 
 class Polled(NamedTuple):
@@ -100,16 +103,20 @@ class Finding(NamedTuple):
     text: str
 
 
-def check(ops: Sequence[Op], read_out: Collection[Partition] = ()) -> list[Finding]:
+def check(
+    ops: Sequence[Op], read_out: Collection[Partition] = (), answered: Collection[str] = ()
+) -> list[Finding]:
     """Everything that is wrong with a history, by name, then by operation.
 
-    `read_out`: the partitions that somebody read from their beginning to their stable end after the last writer had ended.
+    `read_out`: the partitions that somebody read from their beginning to their stable end after the last writer had
+    ended. `answered`: topics of which every value was to be answered by then.
     Raises `ValueError` where two operations wrote one value: such a history says nothing.
     """
     view = _View(ops)
     found = [
         *_writes(ops, view, frozenset(read_out)),
         *_places(view),
+        *_answers(ops, view, frozenset(answered)),
         *_early_reads(ops, view),
         *_reader_order(ops, view),
     ]
@@ -203,6 +210,25 @@ def _places(view: _View) -> Iterator[Finding]:
                 "inconsistent-offset",
                 tuple(values.values()),
                 f"{topic}[{partition}]@{offset} was shown with values {sorted(values)}",
+            )
+
+
+def _answers(ops: Sequence[Op], view: _View, answered: frozenset[str]) -> Iterator[Finding]:
+    answers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # source -> (answer, op) that were shown
+    for op in ops:
+        for sent in op.sends:
+            if sent.source is not None and sent.value in view.places:
+                answers[sent.source].append((sent.value, op.id))
+    for source, shown in answers.items():
+        if len(shown) > 1:
+            values = ", ".join(str(value) for value, _ in shown)
+            yield Finding("duplicate", tuple(op for _, op in shown), f"{source} was answered twice: {values}")
+    for value, places in view.places.items():
+        topics = {topic for topic, _, _ in places}
+        if topics & answered and value not in answers:
+            writer = view.writer.get(value)
+            yield Finding(
+                "lost-write", () if writer is None else (writer.id,), f"value {value} was never answered"
             )
 
 

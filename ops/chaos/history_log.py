@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as WirePartition
 from confluent_kafka.admin import AdminClient
 
@@ -21,7 +22,21 @@ from rollwire.streams.seams.rdkafka_logs import bridge
 
 TOPICS: Final = {"history-a": 3, "history-b": 2}  # partitions of each
 PARTITIONS: Final = tuple(TopicPartition(topic, p) for topic, n in TOPICS.items() for p in range(n))
+SOURCE: Final = "history-a"  # what members echo
+ECHO: Final = TopicPartition("history-echo", 0)
+GROUP: Final = "history.echo"
 _ASK_S: Final = 10.0
+_READ_S: Final = 60.0
+# A topic that was just made has no leader yet; a paused broker does not answer.
+_PASSING: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+    }
+)
 
 
 class Ends:
@@ -33,7 +48,8 @@ class Ends:
         self._admin = AdminClient(config, logger=bridge())
 
     def create(self) -> None:
-        new = [NewTopic(self._prefix + name, partitions, 1) for name, partitions in TOPICS.items()]
+        counts = {**TOPICS, ECHO.topic: 1}
+        new = [NewTopic(self._prefix + name, partitions, 1) for name, partitions in counts.items()]
         for future in self._admin.create_topics(new).values():
             future.result(_ASK_S)
 
@@ -41,18 +57,24 @@ class Ends:
         """The end of a partition, undecided records included."""
         wire = WirePartition(self._prefix + partition.topic, partition.partition)
         newest: OffsetSpec = LatestSpec()  # type: ignore[no-untyped-call]
-        answer = self._admin.list_offsets(
-            {wire: newest}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S
-        )
-        found = answer[wire].result(_ASK_S)
-        return int(found.offset)
+        deadline = time.monotonic() + _READ_S
+        while True:
+            answer = self._admin.list_offsets(
+                {wire: newest}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S
+            )
+            try:
+                return int(answer[wire].result(2 * _ASK_S).offset)
+            except KafkaException as failure:
+                if failure.args[0].code() not in _PASSING or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def settled(self, log: Log, deadline_s: float) -> dict[TopicPartition, int]:
         """Waits until no transaction is open any more, and returns the ends. Raises `DeadlineExceeded`."""
         deadline = time.monotonic() + deadline_s
         while True:
-            stable = log.end_offsets(PARTITIONS)
-            blocked = [p for p in PARTITIONS if stable[p] < self.written(p)]
+            stable = log.end_offsets((*PARTITIONS, ECHO))
+            blocked = [p for p in stable if stable[p] < self.written(p)]
             if not blocked:
                 return stable
             if time.monotonic() > deadline:
@@ -79,3 +101,22 @@ def read_out(log: Log, book: Book, ends: dict[TopicPartition, int], deadline_s: 
     finally:
         reader.close()
     return [(p.topic, p.partition) for p, end in ends.items() if positions[p] >= end]
+
+
+def last_offsets(log: Log, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The offset of the last committed record of each partition below its end; a partition without one is absent."""
+    found: dict[TopicPartition, int] = {}
+    reader = log.reader()
+    deadline = time.monotonic() + _READ_S
+    try:
+        reader.assign(dict.fromkeys(ends, 0))
+        while any(reader.positions()[p] < end for p, end in ends.items()):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"the ends of {len(ends)} partitions were not read within {_READ_S:g} s"
+                )
+            for record in reader.poll(500, 0.2):
+                found[TopicPartition(record.topic, record.partition)] = record.offset
+    finally:
+        reader.close()
+    return found

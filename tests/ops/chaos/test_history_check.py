@@ -63,10 +63,16 @@ def names(ops: Sequence[Op], read_out: Sequence[Partition] = ()) -> set[Name]:
     return {finding.name for finding in check(ops, read_out)}
 
 
+def answer(id: int, value: int, *, to: int, at: int, outcome: str = "ok") -> Op:
+    one = txn(id, (value, B), at=at, outcome=outcome)
+    return msgspec.structs.replace(one, sends=(Sent(value, *B, to),))
+
+
 class Golden(NamedTuple):
     names: set[Name]
     ops: list[Op]
     read_out: tuple[Partition, ...] = ()
+    answered: tuple[str, ...] = ()
 
 
 GOLDEN: dict[str, Golden] = {
@@ -147,6 +153,29 @@ GOLDEN: dict[str, Golden] = {
         {"inconsistent-offset"},
         [txn(1, (10, A), (11, A), at=0), poll(2, (10, A, 0), at=30), poll(3, (11, A, 0), at=30, process="s")],
     ),
+    "answered twice": Golden(
+        {"duplicate"},
+        [
+            txn(1, (10, A), at=0),
+            answer(2, 20, to=10, at=20),
+            answer(3, 30, to=10, at=40),
+            poll(4, (10, A, 0), (20, B, 0), (30, B, 2), at=60),
+        ],
+    ),
+    "never answered": Golden(
+        {"lost-write"}, [txn(1, (10, A), at=0), poll(2, (10, A, 0), at=20)], answered=("a",)
+    ),
+    "green: answered once, though tried twice": Golden(
+        set(),
+        [
+            txn(1, (10, A), at=0),
+            answer(2, 20, to=10, at=20, outcome="fail"),
+            answer(3, 30, to=10, at=40),
+            poll(4, (10, A, 0), (30, B, 2), at=60),
+        ],
+        (A, B),
+        ("a",),
+    ),
     "green: nothing": Golden(set(), []),
     "green: holes of control records and aborted records": Golden(
         set(),
@@ -195,7 +224,7 @@ GOLDEN: dict[str, Golden] = {
 @pytest.mark.parametrize("title", GOLDEN)
 def test_golden(title: str) -> None:
     golden = GOLDEN[title]
-    found = check(golden.ops, golden.read_out)
+    found = check(golden.ops, golden.read_out, golden.answered)
     assert {finding.name for finding in found} == golden.names, found
     assert sum(count(found).values()) == len(found)
 

@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from fastavro.schema import SchemaParseException, fingerprint, to_parsing_canoni
 from rollwire.schemas import identity
 from rollwire.schemas.catalogue import TOPICS, TopicSpec, avro_folder
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.field_types import Check, compile_check, wrong_field
 from rollwire.schemas.framing import CONFLUENT_BYTES, MARKER, PREFIX_BYTES, SchemaRegistry, confluent_id
 from rollwire.schemas.limits import SCAN_ABOVE, LimitExceeded, Malformed, compile_scan
 from rollwire.schemas.records import Event
@@ -65,7 +67,7 @@ class Schema(NamedTuple):
     event_type: bytes  # `ce_type`
     key_of: Callable[[Any], str]
     id_of: Callable[[Any], str]
-    unpack: msgspec.msgpack.Decoder[Event]
+    typed: Check  # whether every field of an event has its declared type
 
 
 def fingerprint_of(avro: Any) -> bytes:
@@ -96,7 +98,7 @@ def build_schemas(spec: TopicSpec, files: Mapping[int, Any]) -> list[Schema]:
                 event_type=event_type(spec.name, released.version).encode(),
                 key_of=identity.KEYS[spec.key],
                 id_of=identity.IDS[spec.record_class],
-                unpack=msgspec.msgpack.Decoder(spec.record_class),
+                typed=compile_check(spec.record_class),
             )
         )
     return schemas
@@ -115,8 +117,6 @@ def _load() -> tuple[dict[bytes, Schema], dict[type[Event], Schema]]:
 
 _BY_FINGERPRINT, _BY_CLASS = _load()
 _EPOCH: Final = datetime(1970, 1, 1)  # UTC without saying so: `isoformat` would write +00:00 for Z
-_pack: Final = msgspec.msgpack.Encoder().encode
-_unpack_plain: Final = msgspec.msgpack.Decoder().decode
 
 
 class _Ids:
@@ -148,19 +148,12 @@ def schema_for(event_class: type[Event]) -> Schema:
         raise Refused("wrong_schema", f"{event_class.__name__} is no event of a topic") from None
 
 
-def _checked_fields(event: Event, schema: Schema) -> Any:
-    """The event as plain dicts and lists, after proof that every field has its declared type.
-
-    A struct does not check its fields when it is made. msgpack tells every type apart, so the round trip through the
-    declared types changes the bytes exactly where a value is not what it should be: an int in a float field comes back
-    as a float, and what has no plain type at all raises (C58).
-    """
-    packed = _pack(event)
-    if _pack(schema.unpack.decode(packed)) != packed:
-        raise ValueError(
-            f"a field of {type(event).__name__} is not of its declared type (an int where a float belongs?)"
-        )
-    return _unpack_plain(packed)
+def _plain(event: Event, schema: Schema) -> Any:
+    """The event as dicts and lists, its arrays as they are, after proof that every field has its declared type (C58)."""
+    if not schema.typed(event):
+        field = wrong_field(event)
+        raise ValueError(f"{field or 'a field'} is not of its declared type (an int where a float belongs?)")
+    return msgspec.to_builtins(event, builtin_types=(bytes,))
 
 
 def encode_value(event: Event, schema: Schema) -> bytes:
@@ -171,7 +164,7 @@ def encode_value(event: Event, schema: Schema) -> bytes:
     out = io.BytesIO()
     out.write(head)
     try:
-        schemaless_writer(out, schema.avro, _checked_fields(event, schema), strict=True)
+        schemaless_writer(out, schema.avro, _plain(event, schema), strict=True)
     except _BAD_BODY as error:
         raise Refused("malformed", f"{type(event).__name__} does not encode: {error}") from error
     value = out.getvalue()
@@ -197,6 +190,11 @@ def encode(event: Event, *, source: str, time_us: int) -> Encoded:
     schema = schema_for(type(event))
     value = encode_value(event, schema)
     validate(event)
+    return sealed(event, schema, value, source=source, time_us=time_us)
+
+
+def sealed(event: Event, schema: Schema, value: bytes, *, source: str, time_us: int) -> Encoded:
+    """The record of an event whose value was encoded and checked: key, partition and headers. Raises `Refused`."""
     check_time("ce_time", time_us)
     if not source:
         raise Refused("header_mismatch", "ce_source is empty")
@@ -213,6 +211,7 @@ def encode(event: Event, *, source: str, time_us: int) -> Encoded:
     return Encoded(schema.spec.name, key.encode(), value, headers, partition)
 
 
+@lru_cache(maxsize=64)
 def _rfc3339(time_us: int) -> bytes:
     moment = _EPOCH + timedelta(microseconds=time_us)
     return f"{moment.isoformat(timespec='microseconds')}Z".encode()

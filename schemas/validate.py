@@ -150,6 +150,11 @@ def _routing_trace(e: r.RoutingTrace) -> None:
 
 
 def _group_event(e: r.Group) -> None:
+    validate_group(e, rollouts=True)
+
+
+def validate_group(e: r.Group, *, rollouts: bool) -> None:
+    """A group; without `rollouts` all but what each of its rollouts says alone. Raises `Refused`."""
     _group(e.group_id)
     _names(e, "model", "lineage", "environment", "task_id")
     _ensure(e.baseline in ("mean", "leave_one_out"), "inconsistent", f"baseline={e.baseline[:80]!r}")
@@ -157,7 +162,8 @@ def _group_event(e: r.Group) -> None:
     before = -1
     for member in e.members:
         rollout = member.rollout
-        _rollout(rollout)
+        if rollouts:
+            _rollout(rollout)
         for field in ("group_id", "model", "lineage", "environment", "task_id", "group_size"):
             if getattr(rollout, field) != getattr(e, field):
                 raise Refused("inconsistent", f"{field} of member {rollout.index} is not the group's")

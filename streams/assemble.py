@@ -8,7 +8,8 @@ every input was read past it. An event that is later than the deadline is refuse
 group of which nothing came in time (the broker was away, say) gets its fate too, and its slot goes back.
 
 State is not written elsewhere. The committed offset stays at the oldest open group; `groups-closed` names those that were
-closed above it; the read position (see `Step`) tells which refusals were written already.
+closed above it; the read position (see `Step`) tells which refusals were written already. It is one position over all
+inputs: after a restart, new records wait until the known ones of every input were read again (`CatchUp`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from rollwire.schemas.ids import opened_us
 from rollwire.schemas.records import Cut, Event, Group, GroupClosed, Position, Reward, Rollout
 from rollwire.schemas.records import RoutingTrace as Trace
 from rollwire.streams.assemble_group import OpenGroup, group_of
+from rollwire.streams.catch_up import CatchUp
 from rollwire.streams.dead_letter import dead_letter
-from rollwire.streams.emit import outgoing
+from rollwire.streams.emit import outgoing, outgoing_group
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
 from rollwire.streams.step import Changelog, Memory, Taken
 
@@ -106,6 +108,7 @@ class Assembler:
         self._forget: list[tuple[int, str]] = []  # heap: (when it may be forgotten, closed group)
         self._next = dict.fromkeys(self.inputs, 0)
         self._decided = dict.fromkeys(self.inputs, 0)  # the read marks that were committed before this start
+        self._catch_up = CatchUp(self._next, {})
         self._frontier_us = dict.fromkeys(self.inputs, 0)  # every record up to this time was read
         # Of each open group, the first record in each input: in order, closed groups leave lazily.
         self._firsts: dict[TopicPartition, deque[tuple[int, str]]] = {p: deque() for p in self.inputs}
@@ -121,17 +124,19 @@ class Assembler:
     def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
         self._next = {p: committed[p] for p in self.inputs}
         self._decided = {p: read.get(p, 0) for p in self.inputs}
+        self._catch_up = CatchUp(self._next, self._decided)
 
     def feed(self, taken: Sequence[Taken], clock_us: int) -> list[Outgoing]:
         outputs: list[Outgoing] = []
-        for record, event in taken:
+        for record, event in self._catch_up.admit(taken):
             self._take(record, event, clock_us, outputs)
         self._advance(clock_us, outputs)
         return outputs
 
     def tick(self, clock_us: int, at_end: Collection[TopicPartition]) -> list[Outgoing]:
         for partition in at_end:
-            self._frontier_us[partition] = max(self._frontier_us[partition], clock_us)
+            if not self._catch_up.holds(partition):
+                self._frontier_us[partition] = max(self._frontier_us[partition], clock_us)
         outputs: list[Outgoing] = []
         self._advance(clock_us, outputs)
         return outputs
@@ -141,7 +146,7 @@ class Assembler:
         return min(times, default=None)
 
     def paused(self) -> Collection[TopicPartition]:
-        return ()  # deadlines bound what is open
+        return self._catch_up.paused()  # else nothing is: deadlines bound what is open
 
     def read(self) -> dict[TopicPartition, int]:
         # While it re-reads what an earlier owner had decided, the mark must not fall back.
@@ -214,7 +219,7 @@ class Assembler:
         elif isinstance(event, Trace):
             group.take_trace(record, event)
         elif isinstance(event, Rollout):
-            for bad in group.take_rollout(record.offset, event):
+            for bad in group.take_rollout(record.offset, event, record.value):
                 if not self._written(bad.record, group, bad.event):
                     outputs.append(dead_letter(bad.record, bad.refused, refused_by=NAME, time_us=clock_us))
 
@@ -272,7 +277,10 @@ class Assembler:
             partial=config.incomplete == "close_partial",
         )
         try:
-            encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)
+            if isinstance(outcome, Group):
+                encoded = outgoing_group(outcome, group.values_of(outcome), source=_SOURCE, time_us=clock_us)
+            else:
+                encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)
         except Refused as refused:  # too large for one record, say
             outcome = group.fate(cut, "dropped", refused.reason, refused.detail)
             encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)

@@ -66,6 +66,7 @@ class OpenGroup:
         "rewards",
         "rollouts",
         "traces",
+        "values",
     )
 
     def __init__(self, group_id: str, deadline_us: int) -> None:
@@ -75,13 +76,14 @@ class OpenGroup:
         self.fresh = False  # something came that no earlier owner had read
         self.came_at: dict[int, int] = {}  # offsets of the rollouts
         self.rollouts: dict[int, Rollout] = {}
+        self.values: dict[int, bytes | None] = {}  # what the rollouts were decoded from
         self.rewards: dict[int, Reward] = {}
         self.traces: dict[int, Trace] = {}
         self.held_rewards: list[Held] = []  # until the first rollout tells the group's size
         self.held_traces: dict[int, list[Held]] = {}  # until their own rollout tells its tokens
 
-    def take_rollout(self, offset: int, rollout: Rollout) -> list[Refusal]:
-        """Adds a rollout; returns the held events that it proves bad."""
+    def take_rollout(self, offset: int, rollout: Rollout, value: bytes | None = None) -> list[Refusal]:
+        """Adds a rollout, with the value it was decoded from; returns the held events that it proves bad."""
         known = self.rollouts.get(rollout.index)
         if known is not None:
             if known != rollout:
@@ -96,6 +98,7 @@ class OpenGroup:
                     raise Refused("inconsistent", f"{field} is {its!r}, the group's is {ours!r}")
         self.rollouts[rollout.index] = rollout
         self.came_at[rollout.index] = offset
+        self.values[rollout.index] = value
         held: list[Held] = []
         if self.first is None:
             self.first = rollout
@@ -227,6 +230,10 @@ class OpenGroup:
             ),
             cut=cut,
         )
+
+    def values_of(self, group: Group) -> list[bytes | None]:
+        """What the rollouts of a group that was made of this one were decoded from."""
+        return [self.values[member.rollout.index] for member in group.members]
 
     def fate(self, cut: Cut, fate: Literal["filtered", "dropped"], reason: str, detail: str) -> GroupFate:
         first = self.first

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollwire.schemas.codec import decode, encode, is_delete
 from rollwire.schemas.errors import Refused
-from rollwire.schemas.records import Event
+from rollwire.schemas.records import Event, Group
+from rollwire.schemas.splice import encode_group
 from rollwire.streams.seams.log import Outgoing, Record
 from rollwire.streams.step import Taken
 
@@ -12,6 +15,12 @@ from rollwire.streams.step import Taken
 def outgoing(event: Event, *, source: str, time_us: int) -> Outgoing:
     """The record to write for an event; `source` says who writes it, `time_us` when. Raises `Refused`."""
     encoded = encode(event, source=source, time_us=time_us)
+    return Outgoing(encoded.topic, encoded.key, encoded.value, encoded.headers, encoded.partition)
+
+
+def outgoing_group(group: Group, values: Sequence[bytes | None], *, source: str, time_us: int) -> Outgoing:
+    """The same for a group, of whose rollouts the records' values are at hand; see `schemas.splice.encode_group`."""
+    encoded = encode_group(group, values, source=source, time_us=time_us)
     return Outgoing(encoded.topic, encoded.key, encoded.value, encoded.headers, encoded.partition)
 
 

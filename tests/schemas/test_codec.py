@@ -17,6 +17,7 @@ from rollwire.schemas import codec
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.codec import decode, encode, is_delete, schema_for
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.field_types import compile_check
 from rollwire.schemas.framing import MARKER, PREFIX_BYTES
 from rollwire.schemas.golden import Example, all_examples, load_examples
 from rollwire.schemas.records import Event, GroupClosed, Reward, Rollout, Span, TrainStep
@@ -217,7 +218,7 @@ def test_c62_a_misspelt_field_is_named_and_nothing_is_written(monkeypatch: pytes
     typo = Misspelt(**{**fields, "reward": None}, rewrad=1.0)
     schema = schema_for(Reward)
     kind: type[Event] = Misspelt
-    monkeypatch.setitem(codec._BY_CLASS, kind, schema._replace(unpack=msgspec.msgpack.Decoder(Misspelt)))
+    monkeypatch.setitem(codec._BY_CLASS, kind, schema._replace(typed=compile_check(Misspelt)))
     with pytest.raises(Refused, match="rewrad") as caught:
         encode(typo, source=SOURCE, time_us=TIME_US)
     assert caught.value.reason == "malformed"

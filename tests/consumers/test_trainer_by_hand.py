@@ -9,13 +9,17 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
+import msgspec
+import numpy as np
 import pytest
 
-from rollwire.consumers.trainer.arithmetic import arithmetic_run
+from rollwire.consumers.trainer.arithmetic import ArithmeticLearner, arithmetic_run
 from rollwire.consumers.trainer.config import TrainerConfig
+from rollwire.consumers.trainer.figures import Figures
 from rollwire.consumers.trainer.history import History, read_history
+from rollwire.consumers.trainer.pipeline import Run
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, write_plans
 from rollwire.consumers.trainer.session import Session
 from rollwire.consumers.trainer.sums import NOTHING, fold, state_of, sums_of
@@ -52,6 +56,7 @@ class World:
         self.clock = ManualClock()
         self.log = _Log(self)
         self.store = _Store(self)
+        self.stop = threading.Event()
         self.effects = 0
         self.die_at = -1
         self.error: Callable[[], BaseException] = Died
@@ -62,25 +67,29 @@ class World:
         if self.effects == self.die_at:
             raise self.error()
 
-    def session(self, work: Inline, config: TrainerConfig = CONFIG) -> Session:
-        return Session(
-            arithmetic_run(
-                self.log,
-                self.store,
-                config,
-                prefix="t.",
-                model="policy",
-                lineage=LINEAGE,
-                stop=threading.Event(),
-                until_step=STEPS,
-                clock=self.clock,
-                publisher_config=PublisherConfig(anchor_every=3),
-                work=work,
-            )
+    def run(self, work: Inline, config: TrainerConfig = CONFIG) -> Run:
+        return arithmetic_run(
+            self.log,
+            self.store,
+            config,
+            prefix="t.",
+            model="policy",
+            lineage=LINEAGE,
+            stop=self.stop,
+            until_step=STEPS,
+            clock=self.clock,
+            publisher_config=PublisherConfig(anchor_every=3),
+            work=work,
         )
+
+    def session(self, work: Inline, config: TrainerConfig = CONFIG) -> Session:
+        return Session(self.run(work, config))
 
     def history(self) -> History:
         return read_history(self.log.inner, "policy", LINEAGE, deadline_s=5, clock=self.clock)
+
+    def keys(self) -> set[str]:
+        return {found.key for found in self.store.list("")}
 
     def digests(self) -> list[str]:
         return [version.state_digest for version in self.history().versions]
@@ -210,8 +219,18 @@ def expected(world: World) -> list[str]:
     return digests
 
 
+@cache
+def undisturbed() -> frozenset[str]:
+    """Keys of the objects that a life without a death leaves."""
+    world = World()
+    live(world, random.Random(0))
+    return frozenset(world.keys())
+
+
 def check(world: World) -> None:
-    """Each plan once, in order, as the log and the bytes in the store tell."""
+    """Each plan once, in order, as the log and the bytes in the store tell. What a life made that died is made again under
+    the same keys: no checkpoint, anchor or delta stands twice."""
+    assert world.keys() == undisturbed()
     history = world.history()  # refuses holes and ranges that do not join
     assert world.digests() == expected(world)
     state = load_version(world.store, plan_path(history.versions, None, STEPS), None)
@@ -283,6 +302,75 @@ def test_a_version_that_never_reaches_the_store_ends_at_its_deadline() -> None:
     assert work.turn("trainer-commit")
     with pytest.raises(DeadlineExceeded, match="version 0 did not reach"):
         session.turn()
+
+
+class Drifting(ArithmeticLearner):
+    """Finds every token a little less likely than its sampler did. As a factory: makes itself."""
+
+    def __init__(self, world: World, config: TrainerConfig) -> None:
+        super().__init__(world.log, world.store, config, model="policy", lineage=LINEAGE, clock=world.clock)
+
+    def __call__(self) -> ArithmeticLearner:
+        return self
+
+    def compute(self) -> list[Figures]:
+        return [
+            msgspec.structs.replace(one, pi=(np.frombuffer(one.mu, "<f4") - np.float32(0.1)).tobytes())
+            for one in super().compute()
+        ]
+
+
+def taken_and_left(world: World, work: Inline) -> Session:
+    """A session with two steps that nobody commits."""
+    session = world.session(work)
+    while len(world.history().versions) == 0:
+        assert session.turn() != "done"
+        work.turn()
+    while session.turn() == "moved":
+        pass
+    return session
+
+
+def test_told_to_stop_it_waits_for_its_share_and_leaves_the_rest_to_the_next_life() -> None:
+    world, work = World(), Inline()
+    session = taken_and_left(world, work)
+    world.stop.set()
+    assert [session.turn() for _ in range(3)] == ["moved", "waiting", "waiting"]
+    world.clock.advance(CONFIG.shutdown_s)
+    assert session.turn() == "done"
+    assert session.result is not None
+    assert session.result.version == 0
+    session.close()
+    assert not work.turn()
+    world.stop.clear()
+    live(world, random.Random(4))
+    check(world)
+
+
+def test_done_or_paused_it_does_not_end_well_with_a_step_uncommitted() -> None:
+    """A version that was taken for the last one, or that raised the alarm, must be in the log when the trainer says so."""
+    paused = CONFIG.model_copy(
+        update={
+            "mismatch_bound": 1e-9,
+            "mismatch_steps": 1,
+            "mismatch_action": "pause",
+            "mismatch_min_tokens": 1,
+        }
+    )
+    for config, until_step in ((CONFIG, 2), (paused, None)):
+        world, work = World(), Inline()
+        session = Session(
+            world.run(work, config)._replace(until_step=until_step, learner=Drifting(world, config))
+        )
+        while len(world.history().versions) == 0:
+            session.turn()
+            work.turn()
+        while session.turn() == "moved":
+            pass
+        world.clock.advance(config.publish_deadline_s + 2 * config.commit_deadline_s)
+        with pytest.raises(DeadlineExceeded, match="taken and is not committed"):
+            session.turn()
+        assert len(world.history().versions) == 1
 
 
 def test_offsets_that_somebody_moved_halt() -> None:

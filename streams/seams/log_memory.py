@@ -196,6 +196,12 @@ class MemoryLog:
                 raise LogError(f"the transaction of {transaction.transactional_id!r} is decided")
             self._fence(transaction.transactional_id)
 
+    def decide(self, transaction: Transaction, state: Literal["committed", "aborted"]) -> None:
+        """What a request does that was on its way for long: it ends the transaction, if nothing else has."""
+        with self._changed:
+            if transaction in self._transactions and transaction.state == "open":
+                self._decide(transaction, state)
+
     # -- how it waits; a simulation has its own ways --------------------------------------------------------------
 
     def await_markers(self, markers: Sequence[Marker], timeout_s: float) -> None:
@@ -435,6 +441,10 @@ class MemoryTransactionalWriter:
     def close(self) -> None:
         """Like a process that goes away: an open transaction stays open until the next owner of the id ends it."""
         self._closed = True
+
+    @property
+    def transaction(self) -> Transaction | None:
+        return self._transaction
 
     def _check(self) -> None:
         if self._log._epochs[self._id] != self._epoch:

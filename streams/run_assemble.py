@@ -1,22 +1,21 @@
-"""Drives `assemble`: one transactional loop for each partition, all in one process."""
+"""Drives `assemble`: one transactional loop for each partition; the processes of a prefix share the partitions out."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rollwire.schemas.errors import LogUnavailable, SplitPair, TopicMismatch
 from rollwire.streams.assemble import CLOSED, JOINED, NAME, AssembleConfig, Assembler
-from rollwire.streams.runtime import Drive, RuntimeConfig, run_step
+from rollwire.streams.runtime import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import Clock, SystemClock
-from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.log import Log, SharedLog, TopicPartition
+from rollwire.streams.workers import run_by_hand, run_shared
 
 
 def run_assemble(
-    log: Log,
+    log: SharedLog,
     config: AssembleConfig,
     *,
     prefix: str,
@@ -25,32 +24,44 @@ def run_assemble(
     clock: Clock | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> None:
-    """Assembles until `stop` is set; `partitions` None = all of them.
+    """Assembles until `stop` is set. `partitions`: those to work on, whatever others do; None = this process's share.
 
-    Raises `TopicMismatch` where the joined topics differ in their partition counts, `SplitPair` for a partition that
-    they do not have, and what `run_step` raises: the first failure stops the other partitions.
+    Raises `TopicMismatch` where the joined topics differ in their partition counts, `SplitPair` for a partition of
+    which only some of the joined topics were asked for or assigned, and what `run_step` raises: the first failure stops
+    the other partitions.
     """
     clock = clock or SystemClock()
     runtime = runtime or RuntimeConfig()
-    chosen = _patiently(partial(co_partitions, log, partitions), runtime, stop)
+    chosen = _patiently(partial(co_partitions, log, partitions), runtime, stop, clock)
     if chosen is None:
         return
-    failed = threading.Event()
-    until = _Either(stop, failed)
-    with ThreadPoolExecutor(max_workers=len(chosen), thread_name_prefix=NAME) as pool:
-        futures = [
-            pool.submit(run_step, log, drive(config, prefix, p), runtime, stop=until, clock=clock)
-            for p in chosen
-        ]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        failed.set()
-    for future in (*done, *futures):
-        future.result()
+    if partitions is not None:
+        run_by_hand(log, _drives(config, prefix, chosen), runtime, stop=stop, clock=clock)
+        return
+    topics = JOINED if config.require_traces else JOINED[:2]
+
+    def plan(held: frozenset[TopicPartition]) -> Mapping[str, Drive]:
+        return _drives(config, prefix, whole_pairs(held, topics))
+
+    run_shared(log, f"{prefix}{NAME}", topics, plan, runtime, stop=stop, clock=clock)
 
 
 def drive(config: AssembleConfig, prefix: str, partition: int) -> Drive:
     """What drives one partition: its ids on the broker and its state machine."""
     return Drive(f"{prefix}{NAME}.{partition}", f"{prefix}{NAME}", partial(Assembler, partition, config))
+
+
+def whole_pairs(held: frozenset[TopicPartition], topics: Sequence[str]) -> list[int]:
+    """The partitions of an assignment. Raises `SplitPair` where some of `topics` lack one that others have."""
+    numbers = sorted({partition.partition for partition in held})
+    for number in numbers:
+        missing = [topic for topic in topics if TopicPartition(topic, number) not in held]
+        if missing:
+            raise SplitPair(
+                f"partition {number} was assigned without {', '.join(missing)}: do all members of the group read "
+                f"{', '.join(topics)}, with the `range` assignor?"
+            )
+    return numbers
 
 
 def co_partitions(log: Log, partitions: Sequence[int] | None) -> list[int]:
@@ -71,30 +82,21 @@ def co_partitions(log: Log, partitions: Sequence[int] | None) -> list[int]:
     return chosen
 
 
+def _drives(config: AssembleConfig, prefix: str, partitions: Sequence[int]) -> dict[str, Drive]:
+    drives = [drive(config, prefix, p) for p in partitions]
+    return {one.transactional_id: one for one in drives}
+
+
 def _patiently(
-    ask: Callable[[], list[int]], config: RuntimeConfig, stop: threading.Event
+    ask: Callable[[], list[int]], config: RuntimeConfig, stop: threading.Event, clock: Clock
 ) -> list[int] | None:
     """Asks until the broker answers; None = stopped before. Raises the last `LogUnavailable` after the patience."""
-    deadline = time.monotonic() + config.patience_s
+    deadline = clock.monotonic_s() + config.patience_s
     while not stop.is_set():
         try:
             return ask()
         except LogUnavailable:
-            if time.monotonic() > deadline:
+            if clock.monotonic_s() > deadline:
                 raise
         stop.wait(config.backoff_s)
     return None
-
-
-class _Either(threading.Event):
-    """Set when either of two events is; waits on the caller's."""
-
-    def __init__(self, stop: threading.Event, failed: threading.Event) -> None:
-        super().__init__()
-        self._stop, self._failed = stop, failed
-
-    def is_set(self) -> bool:
-        return self._stop.is_set() or self._failed.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._failed.is_set() or self._stop.wait(timeout)

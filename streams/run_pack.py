@@ -1,15 +1,21 @@
-"""Drives `pack`: one transactional loop for all ranks."""
+"""Drives `pack`: one transactional loop for all ranks, in one of the processes that were started; the others stand by.
+
+Who packs is who is assigned the one partition of `weight-versions` in the group `<prefix>pack`: when that process stops
+or is missed by the broker, the next one gets it and takes over.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.pack import PackConfig
-from rollwire.streams.pack_step import NAME, PackStep
-from rollwire.streams.runtime import Drive, RuntimeConfig, run_step
+from rollwire.streams.pack_step import NAME, VERSIONS, PackStep
+from rollwire.streams.runtime import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import Clock, SystemClock
-from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.log import Log, SharedLog, TopicPartition
+from rollwire.streams.workers import run_shared
 
 # A batch may fill the buffer beyond its limit, so it is short; an outage of the broker is waited out for longer, since
 # one process packs for all ranks.
@@ -17,7 +23,7 @@ RUNTIME = RuntimeConfig(max_records=500, patience_s=120.0)
 
 
 def run_pack(
-    log: Log,
+    log: SharedLog,
     config: PackConfig,
     *,
     prefix: str,
@@ -27,14 +33,21 @@ def run_pack(
     clock: Clock | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> None:
-    """Packs until `stop` is set; returns within one transaction's time.
+    """Packs, or stands by, until `stop` is set; returns within one transaction's time.
 
     Raises what `run_step` raises, `PlanViolation`, and `ConfigError` where a plan does not fit a record or there are
     fewer partitions than ranks.
     """
-    run_step(
+    packing = drive(log, config, prefix, model, lineage)
+
+    def plan(held: frozenset[TopicPartition]) -> Mapping[str, Drive]:
+        return {packing.transactional_id: packing} if VERSIONS in held else {}
+
+    run_shared(
         log,
-        drive(log, config, prefix, model, lineage),
+        packing.group,
+        [VERSIONS.topic],
+        plan,
         runtime or RUNTIME,
         stop=stop,
         clock=clock or SystemClock(),

@@ -13,7 +13,7 @@ import structlog
 
 from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, RegistryUnavailable, TransactionUnknown
 from rollwire.streams.seams.clock import Clock
-from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.log import Log, Member
 from rollwire.streams.session import Drive, RuntimeConfig, Session, marks_group, read_group
 
 __all__ = ["Drive", "RuntimeConfig", "Session", "marks_group", "read_group", "run_step"]
@@ -21,7 +21,15 @@ __all__ = ["Drive", "RuntimeConfig", "Session", "marks_group", "read_group", "ru
 _logger = structlog.get_logger("rollwire.runtime")
 
 
-def run_step(log: Log, drive: Drive, config: RuntimeConfig, *, stop: threading.Event, clock: Clock) -> None:
+def run_step(
+    log: Log,
+    drive: Drive,
+    config: RuntimeConfig,
+    *,
+    stop: threading.Event,
+    clock: Clock,
+    member: Member | None = None,
+) -> None:
     """Drives a step until `stop` is set: what was read by then is decided and committed.
 
     Raises `Fenced`, `OffsetLost` and `TopicMismatch` at once, `LogUnavailable` or `TransactionUnknown` when failures
@@ -32,7 +40,7 @@ def run_step(log: Log, drive: Drive, config: RuntimeConfig, *, stop: threading.E
     while not stop.is_set():
         session: Session | None = None
         try:
-            session = Session(log, drive, config, clock)
+            session = Session(log, drive, config, clock, member=member)
             while not stop.is_set():
                 session.turn()
             session.settle()

@@ -17,7 +17,15 @@ from rollwire.streams.emit import take
 from rollwire.streams.restore import restore
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.limits import record_bytes
-from rollwire.streams.seams.log import Log, Outgoing, Reader, Record, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.log import (
+    Log,
+    Member,
+    Outgoing,
+    Reader,
+    Record,
+    TopicPartition,
+    TransactionalWriter,
+)
 from rollwire.streams.step import Marked, Step, Taken
 
 _logger = structlog.get_logger("rollwire.runtime")
@@ -71,7 +79,10 @@ class Session:
     turn by turn, with `idle_s=0` and `linger_ms=0` where its log has nothing to wait for.
     """
 
-    def __init__(self, log: Log, drive: Drive, config: RuntimeConfig, clock: Clock) -> None:
+    def __init__(
+        self, log: Log, drive: Drive, config: RuntimeConfig, clock: Clock, *, member: Member | None = None
+    ) -> None:
+        """`member`: the place in the group by which this process has the partitions; None = they were given by hand."""
         self._log = log
         self._drive = drive
         self._config = config
@@ -84,7 +95,8 @@ class Session:
         self._marks: Mapping[TopicPartition, int] = {}
         self.healthy = False  # something was committed, or nothing needed to be for a while
         self._reader: Reader | None = None
-        self._writer: TransactionalWriter = log.transactional_writer(
+        # This finishes the old owner's transaction, so it comes before anything is read.
+        self._writer: TransactionalWriter = (log if member is None else member).transactional_writer(
             drive.transactional_id, config.transaction_s
         )
         try:

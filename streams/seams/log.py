@@ -9,13 +9,24 @@ Readers see committed records only (`read_committed`). Offsets may have holes (c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
 
 
 class TopicPartition(NamedTuple):
     topic: str
     partition: int
+
+
+class Noted(int):
+    """An offset with a note (at most 4,096 bytes): committed as it is, and given back by `Log.committed`."""
+
+    note: str
+
+    def __new__(cls, offset: int, note: str) -> Self:
+        made = super().__new__(cls, offset)
+        made.note = note
+        return made
 
 
 class Record(NamedTuple):
@@ -118,7 +129,7 @@ class Log(Protocol):
     def partitions(self, topic: str) -> int: ...
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Committed offsets; a partition without one is absent."""
+        """Committed offsets; a partition without one is absent. One with a note is a `Noted`."""
         ...
 
     def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]: ...
@@ -128,3 +139,38 @@ class Log(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Member(Protocol):
+    """A place in a consumer group whose members share out partitions by `range`: of topics with equal counts, a member
+    gets the same partitions of each. It reads nothing. Only `transactional_writer` may be called by other threads.
+    """
+
+    def poll(self, timeout_s: float) -> frozenset[TopicPartition]:
+        """Keeps the place and returns what is assigned to it; call it at least every few seconds.
+
+        When that changes, the `revoke` that the member was made with is called in here, and nobody else gets the
+        partitions before it returns; unless the place was lost (the process stood still for too long), then they may
+        have been somebody else's already. Raises `LogError` where the broker refuses the member.
+        """
+        ...
+
+    def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        """As `Log.transactional_writer`, but the broker takes offsets of the member's group only while the place is
+        held: it is read anew for every commit. A commit without it raises `LogUnavailable`, and nothing is visible.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives the place up; what is held is revoked before."""
+        ...
+
+
+class SharedLog(Log, Protocol):
+    """A log that processes can share out among themselves."""
+
+    def member(
+        self, group: str, topics: Sequence[str], revoke: Callable[[frozenset[TopicPartition]], None]
+    ) -> Member:
+        """A new member of `group`, which reads `topics`. `revoke` lets go of partitions: see `Member.poll`."""
+        ...

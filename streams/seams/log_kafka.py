@@ -5,7 +5,7 @@ What is fixed here and why
     acks=all, enable.idempotence    law 2
     read_committed                  nobody sees an aborted record
     auto.offset.reset=error         a lost offset is `OffsetLost`, never a silent jump (law 3)
-    no group membership             partitions are assigned by hand; the group id only names where offsets are kept
+    readers join no group           partitions are assigned by hand; the group id only names where offsets are kept
     enable.partition.eof            the end-of-partition event carries the position *behind* control records, which
                                     no record ever reports (C40)
 
@@ -16,7 +16,7 @@ writer whose outcome is in doubt is dead: every later call raises, and its produ
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
@@ -28,8 +28,17 @@ from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetS
 
 from rollwire.schemas.errors import LogError, LogUnavailable, OffsetLost, TopicMismatch
 from rollwire.streams.seams.limits import DEAD_LETTER_BYTES, TOPIC_BYTES
-from rollwire.streams.seams.log import Reader, Record, TopicPartition, TransactionalWriter, Writer
+from rollwire.streams.seams.log import (
+    Member,
+    Noted,
+    Reader,
+    Record,
+    TopicPartition,
+    TransactionalWriter,
+    Writer,
+)
 from rollwire.streams.seams.log_kafka_write import KafkaTransactionalWriter, KafkaWriter
+from rollwire.streams.seams.member_kafka import KafkaMember
 from rollwire.streams.seams.rdkafka_logs import bridge
 
 _REQUEST_S: Final = 8.0  # a question to the broker: short enough for a stop within 10 s
@@ -94,14 +103,26 @@ class KafkaLog:
     def writer(self) -> Writer:
         return KafkaWriter(self._producer_config(), self._prefix)
 
+    def member(
+        self, group: str, topics: Sequence[str], revoke: Callable[[frozenset[TopicPartition]], None]
+    ) -> Member:
+        return KafkaMember(
+            self._consumer_config(group), self._prefix, group, topics, revoke, self._transactional_writer
+        )
+
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        return self._transactional_writer(transactional_id, timeout_s, {})
+
+    def _transactional_writer(
+        self, transactional_id: str, timeout_s: float, places: Mapping[str, Callable[[], object]]
+    ) -> TransactionalWriter:
         config = self._producer_config() | {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": round(self._transaction_timeout_s * 1_000),
         }
         config.pop("message.timeout.ms")  # a transaction's records live as long as the transaction
         return KafkaTransactionalWriter(
-            config, self._prefix, transactional_id, lambda group: self._consumer_config(group), timeout_s
+            config, self._prefix, transactional_id, self._consumer_config, timeout_s, places
         )
 
     def partitions(self, topic: str) -> int:
@@ -140,7 +161,11 @@ class KafkaLog:
                 raise LogError(
                     f"offsets of group {group!r}: {wire.topic}[{wire.partition}]: {wire.error.str()}"
                 )
-        return {self._ours(w): w.offset for w in answer if w.offset != _NO_POSITION and w.offset >= 0}
+        return {
+            self._ours(w): Noted(w.offset, w.metadata) if w.metadata else w.offset
+            for w in answer
+            if w.offset != _NO_POSITION and w.offset >= 0
+        }
 
     def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         return self._offsets(partitions, EarliestSpec())  # type: ignore[no-untyped-call]

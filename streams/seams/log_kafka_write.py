@@ -20,7 +20,7 @@ from rollwire.schemas.errors import (
     TransactionUnknown,
 )
 from rollwire.streams.seams.limits import check_size
-from rollwire.streams.seams.log import Outgoing, TopicPartition
+from rollwire.streams.seams.log import Noted, Outgoing, TopicPartition
 from rollwire.streams.seams.rdkafka_logs import ConnectionWatch
 
 _FENCED: Final = frozenset(
@@ -103,7 +103,10 @@ class KafkaTransactionalWriter:
         transactional_id: str,
         group_config: Callable[[str], dict[str, Any]],
         timeout_s: float,
+        places: Mapping[str, Callable[[], object]],
     ) -> None:
+        """`places`: of each group in which the owner is a member, what tells the broker that it still is."""
+        self._places = places
         self._prefix = prefix
         self._id = transactional_id
         self._group_config = group_config
@@ -206,10 +209,11 @@ class KafkaTransactionalWriter:
     ) -> None:
         deadline = time.monotonic() + timeout_s
         for name, offsets in offsets_of.items():
+            # Read anew each time: metadata of an old generation would pass a zombie's offsets.
+            place = self._places.get(name)
             producer.send_offsets_to_transaction(
-                [WirePartition(self._prefix + p.topic, p.partition, at) for p, at in offsets.items()],
-                # Read anew each time: metadata of an old generation would pass a zombie's offsets.
-                self._group(name).consumer_group_metadata(),
+                [self._wire(partition, at) for partition, at in offsets.items()],
+                self._group(name).consumer_group_metadata() if place is None else place(),
                 max(0.1, deadline - time.monotonic()),
             )
         # Never retried: a second EndTxn could end the next transaction (C36).
@@ -223,6 +227,11 @@ class KafkaTransactionalWriter:
             self._kill(
                 f"its last transaction ended well, but a request was sent twice ({self._watch.failed})"
             )
+
+    def _wire(self, partition: TopicPartition, at: int) -> WirePartition:
+        if isinstance(at, Noted):
+            return WirePartition(self._prefix + partition.topic, partition.partition, at, at.note)
+        return WirePartition(self._prefix + partition.topic, partition.partition, at)
 
     def _lose(self, failure: DeadlineExceeded, doing: str) -> NoReturn:
         text = f"transactional id {self._id!r}, {doing}: {failure}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from rollwire.schemas.errors import (
@@ -29,6 +29,7 @@ from rollwire.schemas.partitioner import partition_for
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.limits import check_size
 from rollwire.streams.seams.log import Outgoing, Reader, Record, TopicPartition, TransactionalWriter, Writer
+from rollwire.streams.seams.member_memory import MemoryGroup, MemoryMember
 
 
 class Transaction:
@@ -90,6 +91,7 @@ class MemoryLog:
         self._transactions: list[Transaction] = []  # until the last marker of each has arrived
         self._epochs: dict[str, int] = {}
         self._committed: dict[GroupOffset, int] = {}
+        self.groups: dict[str, MemoryGroup] = {}  # those that ever had members
 
     # -- the seam -----------------------------------------------------------------------------------------------
 
@@ -108,6 +110,13 @@ class MemoryLog:
             epoch = self._fence(transactional_id)
             self.await_markers(self._of(transactional_id), timeout_s)
             return MemoryTransactionalWriter(self, transactional_id, epoch)
+
+    def member(
+        self, group: str, topics: Sequence[str], revoke: Callable[[frozenset[TopicPartition]], None]
+    ) -> MemoryMember:
+        with self._changed:
+            at = self.groups.setdefault(group, MemoryGroup(group, self.partitions, self._changed))
+        return at.join(topics, revoke, self.transactional_writer)
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:

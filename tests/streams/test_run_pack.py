@@ -216,18 +216,22 @@ def _fates_are(log: MemoryLog, count: int) -> bool:
     return len(read(log, "group-fates")) >= count
 
 
-def test_the_second_pack_ends_the_first(make_group: MakeGroup) -> None:
+def test_the_second_pack_stands_by_until_the_first_ends(make_group: MakeGroup) -> None:
     log, config = MemoryLog(TOPICS), PackConfig(groups_per_step=1)
     send(log, version_event(0))
     first = Running(log, config)
     send(log, make_group(0))
     first.until(lambda: len(read(log, "packed-batches")) == 1)
     second = Running(log, config)
-    send(log, make_group(1))
+    send(log, version_event(1), make_group(1))
     second.until(lambda: len(read(log, "packed-batches")) == 2)
     first.end()
+    send(log, version_event(2), make_group(2))
+    second.until(lambda: len(read(log, "packed-batches")) == 3)
     second.end()
-    check(log, [make_group(0), make_group(1)], config)
+    assert first.error is None
+    assert second.error is None
+    check(log, [make_group(n) for n in range(3)], config)
 
 
 def test_the_last_step_is_found_below_control_records_and_other_lineages(make_group: MakeGroup) -> None:

@@ -1,0 +1,158 @@
+"""Shares the partitions of a group out among processes, and drives what this process has: one session for each, in threads.
+
+What a rebalance takes away is settled and closed before anybody else gets it; what it gives is taken over by a new session.
+The membership says who should work, the transactional ids see to it that nobody else can: a session that was fenced
+although its process still has the partition starts again a little later, and after `_FENCED_AT_MOST` times the process
+stops, since somebody outside of the group uses its ids.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final
+
+import structlog
+
+from rollwire.schemas.errors import DeadlineExceeded, Fenced, LogUnavailable
+from rollwire.streams.runtime import Drive, RuntimeConfig, run_step
+from rollwire.streams.seams.clock import Clock
+from rollwire.streams.seams.log import Log, Member, SharedLog, TopicPartition
+
+_logger = structlog.get_logger("rollwire.workers")
+
+_POLL_S: Final = 0.2
+_FENCED_PAUSE_S: Final = 2.0  # longer than it takes to hear of a rebalance
+_FENCED_AT_MOST: Final = 3
+
+Plan = Callable[[frozenset[TopicPartition]], Mapping[str, Drive]]
+
+
+def run_shared(
+    log: SharedLog,
+    group: str,
+    topics: Collection[str],
+    plan: Plan,
+    config: RuntimeConfig,
+    *,
+    stop: threading.Event,
+    clock: Clock,
+) -> None:
+    """Joins `group` and drives what `plan` makes of its share of `topics`, until `stop` is set.
+
+    `plan`: assigned partitions -> name -> drive; what it raises ends the run. So does what `run_step` raises, but for
+    being fenced: see above.
+    """
+    workers = Workers(log, config, clock)
+    member = log.member(group, sorted(topics), lambda _: workers.end())
+    workers.member = member
+    try:
+        while not stop.is_set():
+            workers.drive(plan(member.poll(_POLL_S)))
+        workers.end()
+        workers.check()
+    finally:
+        workers.end()
+        member.close()
+
+
+def run_by_hand(
+    log: Log, drives: Mapping[str, Drive], config: RuntimeConfig, *, stop: threading.Event, clock: Clock
+) -> None:
+    """Drives `drives` until `stop` is set; the first failure ends them all and is raised."""
+    workers = Workers(log, config, clock)
+    try:
+        while not stop.is_set():
+            workers.drive(drives)
+            stop.wait(_POLL_S)
+        workers.end()
+        workers.check()
+    finally:
+        workers.end()
+
+
+class Workers:
+    """The threads of one process. All methods are called by one thread."""
+
+    def __init__(self, log: Log, config: RuntimeConfig, clock: Clock) -> None:
+        self.member: Member | None = None
+        self._log = log
+        self._config = config
+        self._clock = clock
+        self._running: dict[str, _Worker] = {}
+        self._fenced: dict[str, list[float]] = {}  # when, since the last rebalance
+
+    def drive(self, drives: Mapping[str, Drive]) -> None:
+        """Starts what is missing. Raises what ended a worker."""
+        self.check()
+        now = self._clock.monotonic_s()
+        for name, drive in drives.items():
+            fenced = self._fenced.get(name)
+            if name not in self._running and (not fenced or now - fenced[-1] > _FENCED_PAUSE_S):
+                self._running[name] = _Worker(self._log, name, drive, self._config, self._clock, self.member)
+
+    def check(self) -> None:
+        """Raises what ended a worker, unless it was fenced and may start again."""
+        for name, worker in list(self._running.items()):
+            error = worker.error()
+            if error is None:
+                continue
+            del self._running[name]
+            if not isinstance(error, Fenced) or self.member is None:
+                raise error
+            times = self._fenced.setdefault(name, [])
+            times.append(self._clock.monotonic_s())
+            if len(times) >= _FENCED_AT_MOST:
+                raise Fenced(
+                    f"{error}; that was the {len(times)}th time although this process has the partition: somebody "
+                    "outside of its group uses this transactional id"
+                ) from error
+            _logger.warning("worker.fenced", id=name, error=str(error))
+
+    def end(self) -> None:
+        """Lets every worker settle and close; returns when all have, or at the deadline of a transaction."""
+        self._fenced.clear()
+        for worker in self._running.values():
+            worker.stop.set()
+        deadline = self._clock.monotonic_s() + self._config.transaction_s + 1.0
+        for name, worker in list(self._running.items()):
+            if not worker.join(max(0.1, deadline - self._clock.monotonic_s())):
+                # Its transaction is open or its outcome unknown; the next owner fences it.
+                _logger.warning("worker.left", id=name)
+                del self._running[name]
+            elif (error := worker.error()) is None or isinstance(error, Fenced | LogUnavailable):
+                if error is not None:
+                    _logger.warning("worker.ended", id=name, error=str(error))
+                del self._running[name]
+
+
+class _Worker:
+    """One thread that drives one step."""
+
+    def __init__(
+        self, log: Log, name: str, drive: Drive, config: RuntimeConfig, clock: Clock, member: Member | None
+    ) -> None:
+        self.stop = threading.Event()
+        self._error: BaseException | None = None
+        self._run = partial(run_step, log, drive, config, stop=self.stop, clock=clock, member=member)
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+        self._thread.start()
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread
+            self._error = error
+
+    def error(self) -> BaseException | None:
+        """What ended it; None while it runs, or when it was told to stop."""
+        if self._thread.is_alive():
+            return None
+        if self._error is None and not self.stop.is_set():
+            return DeadlineExceeded(f"{self._thread.name} ended without being told to")
+        return self._error
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

@@ -1,0 +1,182 @@
+"""Processes that share partitions out: joins, leaves, a place that was lost, and somebody who uses the same ids."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+import pytest
+
+from rollwire.schemas.errors import Fenced, SplitPair
+from rollwire.streams.assemble import JOINED, AssembleConfig
+from rollwire.streams.run_assemble import run_assemble, whole_pairs
+from rollwire.streams.runtime import Drive, RuntimeConfig
+from rollwire.streams.seams.clock import SystemClock
+from rollwire.streams.seams.log import Outgoing, TopicPartition
+from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.scan import scan
+from rollwire.streams.step import Memory, Taken
+from rollwire.streams.workers import run_shared
+
+FAST = RuntimeConfig(
+    linger_ms=0, idle_s=0.01, offsets_only_s=0, backoff_s=0.01, patience_s=5.0, max_records=10
+)
+COUNT = 6
+
+
+class Copy:
+    """Copies one partition of `in` to `out`."""
+
+    memories: tuple[Memory, ...] = ()
+
+    def __init__(self, partition: int) -> None:
+        self.inputs = (TopicPartition("in", partition),)
+        self._next = 0
+
+    def restore(self, taken: Taken) -> None:
+        raise AssertionError("it has no memories")
+
+    def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
+        self._next = committed[self.inputs[0]]
+
+    def feed(self, taken: Sequence[Taken], clock_us: int) -> list[Outgoing]:
+        self._next = taken[-1].record.offset + 1
+        return [Outgoing("out", r.key, r.value) for r, _ in taken]
+
+    def tick(self, clock_us: int, at_end: Collection[TopicPartition]) -> list[Outgoing]:
+        return []
+
+    def due_us(self) -> int | None:
+        return None
+
+    def paused(self) -> Collection[TopicPartition]:
+        return ()
+
+    def read(self) -> dict[TopicPartition, int]:
+        return {self.inputs[0]: self._next}
+
+    def committable(self) -> dict[TopicPartition, int]:
+        return self.read()
+
+
+def plan(held: frozenset[TopicPartition]) -> Mapping[str, Drive]:
+    drives = [Drive(f"t.copy.{p.partition}", "t.copy", partial(Copy, p.partition)) for p in held]
+    return {drive.transactional_id: drive for drive in drives}
+
+
+class Process:
+    """`run_shared` in a thread."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.stop = threading.Event()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(log,), daemon=True)
+        self._thread.start()
+
+    def _run(self, log: MemoryLog) -> None:
+        try:
+            run_shared(log, "t.copy", ["in"], plan, FAST, stop=self.stop, clock=SystemClock())
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+
+    def end(self) -> None:
+        self.stop.set()
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(15)
+        assert not self._thread.is_alive()
+
+
+def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "the condition did not come true"
+
+
+def out(log: MemoryLog) -> Counter[bytes | None]:
+    return Counter(r.value for r in scan(log, ["out"]))
+
+
+def put(log: MemoryLog, numbers: range) -> None:
+    log.writer().write([Outgoing("in", None, b"%d" % n, (), n % COUNT) for n in numbers])
+
+
+def test_c39_processes_that_come_and_go_lose_and_repeat_nothing() -> None:
+    log = MemoryLog({"in": COUNT, "out": 1})
+    first = Process(log)
+    others: list[Process] = []
+    for turn in range(6):
+        put(log, range(turn * 60, turn * 60 + 60))
+        others.append(Process(log))
+        until(lambda turn=turn: sum(out(log).values()) > turn * 60)  # type: ignore[misc]
+        if turn % 2:
+            others.pop(0).end()
+    until(lambda: sum(out(log).values()) >= 360)
+    for process in (first, *others):
+        process.end()
+        assert process.error is None
+    assert out(log) == {b"%d" % n: 1 for n in range(360)}
+    ends = log.end_offsets([TopicPartition("in", p) for p in range(COUNT)])
+    assert log.committed("t.copy", list(ends)) == ends
+
+
+def test_a_process_that_lost_its_place_is_fenced_and_takes_part_again() -> None:
+    log = MemoryLog({"in": COUNT, "out": 1})
+    one, two = Process(log), Process(log)
+    put(log, range(60))
+    until(lambda: sum(out(log).values()) == 60)
+    group = log.groups["t.copy"]
+    for turn in range(3):
+        group.expire(group._members[0])
+        put(log, range(60 + turn * 60, 120 + turn * 60))
+        until(lambda turn=turn: sum(out(log).values()) >= 120 + turn * 60)  # type: ignore[misc]
+    for process in (one, two):
+        process.end()
+        assert process.error is None
+    assert out(log) == {b"%d" % n: 1 for n in range(240)}
+
+
+def test_c38_somebody_outside_of_the_group_with_the_same_id_stops_it() -> None:
+    """One more taking over is no reason to give up, three are: two that fence one another must not go on for ever."""
+    log = MemoryLog({"in": 1, "out": 1})
+    process = Process(log)
+    for number in range(3):
+        log.writer().write([Outgoing("in", None, b"%d" % number, (), 0)])
+        until(lambda number=number: out(log)[b"%d" % number] == 1)  # type: ignore[misc]
+        log.transactional_writer("t.copy.0").close()
+    log.writer().write([Outgoing("in", None, b"last", (), 0)])
+    process.join()
+    assert isinstance(process.error, Fenced)
+    assert "outside of its group" in str(process.error)
+
+
+def test_pairs_that_are_split_are_refused() -> None:
+    whole = frozenset(TopicPartition(topic, p) for topic in JOINED for p in (1, 3))
+    assert whole_pairs(whole, JOINED) == [1, 3]
+    assert whole_pairs(frozenset(), JOINED) == []
+    with pytest.raises(SplitPair, match="partition 3 was assigned without rewards"):
+        whole_pairs(whole - {TopicPartition("rewards", 3)}, JOINED)
+
+
+def test_a_member_that_reads_other_topics_splits_the_pairs_and_is_noticed() -> None:
+    counts = dict.fromkeys((*JOINED, "groups-closed", "groups", "group-fates"), 2)
+    log = MemoryLog({**counts, "dead-letters": 1})
+    other = log.member("t.assemble", [JOINED[0]], lambda held: None)
+    done = threading.Event()
+
+    def stay() -> None:
+        while not done.is_set():
+            other.poll(0.05)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        with pytest.raises(SplitPair):
+            run_assemble(log, AssembleConfig(), prefix="t.", stop=threading.Event(), runtime=FAST)
+    finally:
+        done.set()
+        thread.join(10)

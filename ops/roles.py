@@ -5,7 +5,6 @@ A role ends when its work is done, on SIGTERM or SIGINT (within 10 s), or when t
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rollwire.ops.parent import stop_with_parent
 from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
+from rollwire.ops.stopping import stop_on_signals
 from rollwire.producers.environments.known import LearnableEnvironment, make_environment
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.clock import SystemClock
@@ -276,8 +276,7 @@ def run_role(name: str, folder: Path, stack_dir: Path) -> None:
     configure_logging()
     stop = threading.Event()
     if name != "monitor":  # the monitor's worker has its own signal handlers
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        stop_on_signals(stop)
     stop_with_parent(stop)
     settings = load_settings(folder)
     set_registry(settings.schema_registry_url, settings.prefix)

@@ -8,7 +8,6 @@ and one after, and aggregates that are known beforehand.
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -19,12 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from rollwire.consumers.ledger import Ledger, count_ledger
 from rollwire.ops.chaos.faults import BROKER, Fault, plan_faults
 from rollwire.ops.chaos.processes import Death, Processes, Stop
-from rollwire.ops.chaos.producer import Task, done, task_file
+from rollwire.ops.chaos.producer import Task, done, producer_command
 from rollwire.ops.chaos.readers import Watcher, read_all
 from rollwire.ops.chaos.strike import Hit, Striker
 from rollwire.ops.chaos.verdict import Sighting, Verdict, judge
@@ -181,11 +178,12 @@ class _Run:
         try:
             page.phase("starting the processes")
             for name, role in WORKERS.items():
-                self._processes.start(name, self._command(role))
+                self._processes.start(name, role_command(role, self._folder, self._stack.dir))
             self._until(lambda: watcher.counts().get("weight-versions", 0) > 0, _FIRST_S, "version 0")
             load = self._load()
             outcome = self._outcome = Outcome(options, known(load), self._folder)
-            self._processes.start(PRODUCER, self._producer(load))
+            task = Task(bootstrap=self._stack.bootstrap, prefix=self._settings.prefix, load=load)
+            self._processes.start(PRODUCER, producer_command(task, self._folder))
             page.phase("under fire")
             self._fire(load, striker, outcome)
             page.phase("waiting for the last of the load")
@@ -217,15 +215,6 @@ class _Run:
             horizon_s=self._settings.assemble.late_horizon_s,
             groups_per_step=options.groups_per_step,
         )
-
-    def _producer(self, load: Workload) -> tuple[str, ...]:
-        task = Task(bootstrap=self._stack.bootstrap, prefix=self._settings.prefix, load=load)
-        task_file(self._folder).write_bytes(msgspec.json.encode(task))
-        program = "from rollwire.ops.chaos.producer import main; main()"
-        return (sys.executable, "-P", "-c", program, str(self._folder))
-
-    def _command(self, role: str) -> tuple[str, ...]:
-        return (*rollwire_command(), "run", role, "--run", str(self._folder), "--dir", str(self._stack.dir))
 
     # -- the fire -------------------------------------------------------------------------------------------------
 
@@ -328,6 +317,11 @@ class _Run:
                 )
             self._tend()
             pause.wait(_TICK_S)
+
+
+def role_command(role: str, folder: Path, stack: Path) -> tuple[str, ...]:
+    """How to start a role of the run in `folder`."""
+    return (*rollwire_command(), "run", role, "--run", str(folder), "--dir", str(stack))
 
 
 def bounce_settings(options: BounceOptions, name: str) -> RunSettings:

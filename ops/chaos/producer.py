@@ -7,7 +7,6 @@ of the test.
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +17,7 @@ import structlog
 from rollwire.ops.chaos.workload import Workload, kinds, record_of, timetable
 from rollwire.ops.logs import configure_logging
 from rollwire.ops.parent import stop_with_parent
+from rollwire.ops.stopping import stop_on_signals
 from rollwire.schemas.errors import LogUnavailable
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log_kafka import KafkaLog
@@ -75,8 +75,11 @@ def done(folder: Path) -> int:
         return 0
 
 
-def task_file(folder: Path) -> Path:
-    return folder / "task.json"
+def producer_command(task: Task, folder: Path) -> tuple[str, ...]:
+    """How to start a producer; its task is written to `folder`."""
+    (folder / "task.json").write_bytes(msgspec.json.encode(task))
+    program = "from rollwire.ops.chaos.producer import main; main()"
+    return (sys.executable, "-P", "-c", program, str(folder))
 
 
 def _note(folder: Path, at: int) -> None:
@@ -90,8 +93,7 @@ def main() -> None:
     """`<folder>`: where the task and the note of what is done are."""
     configure_logging()
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on_signals(stop)
     stop_with_parent(stop)
     folder = Path(sys.argv[1])
-    write_load(msgspec.json.decode(task_file(folder).read_bytes(), type=Task), folder, stop)
+    write_load(msgspec.json.decode((folder / "task.json").read_bytes(), type=Task), folder, stop)

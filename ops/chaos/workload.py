@@ -30,7 +30,8 @@ _REWARD_S: Final = (-0.2, 1.0)  # a reward, after its rollout; some overtake it
 _LATE_S: Final = 3.0  # a late event, after its group's deadline
 _TAIL_S: Final = 10.0  # after the last deadline that strikes, the load goes on at least this long
 _SOON_S: Final = (0.02, 0.5)  # a repeat: while its group is open,
-_AFTER_S: Final = (4.0, 12.0)  # or when it is closed
+_AFTER_S: Final = (4.0, 12.0)  # or when it is closed,
+_FORGOTTEN_S: Final = (1.0, 5.0)  # or behind the late horizon, when nobody remembers it
 _FUTURE: Final = 1_000_000_000  # a version that is never published
 _EIGHTH: Final = 0.125  # rewards are multiples of it, so that their sums are exact
 
@@ -181,8 +182,8 @@ def timetable(load: Workload) -> list[Planned]:
             for time_us, what in events:
                 planned.append(Planned(time_us, number, index, what))
                 if draw.random() < load.repeats:
-                    after = draw.uniform(*(_SOON_S if draw.random() < 0.5 else _AFTER_S))
-                    planned.append(Planned(time_us + round(after * 1e6), number, index, what))
+                    again = time_us + round(_repeat_after(load, draw, time_us) * 1e6)
+                    planned.append(Planned(again, number, index, what))
     for number in range(round(load.groups * SIZE * load.poison)):
         at = load.begin_us + round(draw.uniform(0, load.duration_s) * 1e6)
         planned.append(Planned(at, number, 0, "poison"))
@@ -234,6 +235,15 @@ def fingerprint(rollout: Rollout) -> str:
 def tag(headers: Mapping[str, bytes | None]) -> str:
     """The id that a record was given by whoever wrote it; "" = none."""
     return (headers.get("ce_id") or b"").decode(errors="replace")
+
+
+def _repeat_after(load: Workload, draw: random.Random, time_us: int) -> float:
+    """Seconds from an event to its repeat. One behind the horizon must not make the run longer."""
+    which = draw.random()
+    forgotten = load.horizon_s + draw.uniform(*_FORGOTTEN_S)
+    if which < 0.1 and time_us + forgotten * 1e6 < load.begin_us + load.duration_s * 1e6:
+        return forgotten
+    return draw.uniform(*(_SOON_S if which < 0.5 else _AFTER_S))
 
 
 def _opened_us(load: Workload, number: int) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.consumers.packed_batches import Plan
+from rollwire.consumers.trainer import books
 from rollwire.consumers.trainer.commit import Committer, Taken
 from rollwire.consumers.trainer.figures import figures_of, train_step
 from rollwire.consumers.trainer.history import (
@@ -97,7 +98,7 @@ class VersionPublisher:
             commit_deadline_s=commit_deadline_s,
             committed=self._on_committed,
             anchored=self._landed,
-            limit=self._config.max_uncommitted,
+            books=books.start(self._config.max_uncommitted),
         )
         self._publisher = SnapshotPublisher(
             store, model=model, lineage=lineage, config=config, hf_config=hf_config, clock=self._clock

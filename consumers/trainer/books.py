@@ -44,9 +44,14 @@ class Books(NamedTuple):
         return self.open[-1].version if self.open else self.committed
 
     @property
+    def first(self) -> Entry | None:
+        """Whose turn it is to get into the log, and the only one in which a transaction may be in doubt."""
+        return self.open[0] if self.open else None
+
+    @property
     def due(self) -> Entry | None:
         """What the next transaction commits. None: nothing is open, all has failed, or a doubt is to be settled first."""
-        return None if self.in_doubt or not self.open else self.open[0]
+        return None if self.in_doubt else self.first
 
     def below(self, uncommitted: int) -> bool:
         """Whether fewer than `uncommitted` entries are open."""
@@ -100,7 +105,7 @@ class Books(NamedTuple):
             raise PlanViolation(
                 f"versions {[e.version for e in self.open]} are open: discard them before resuming"
             )
-        return Books(version, position, (), in_doubt=False, failed=False, limit=self.limit)
+        return self._replace(committed=version, position=position, in_doubt=False, failed=False)
 
 
 def start(limit: int = AT_MOST) -> Books:

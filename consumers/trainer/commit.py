@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 import structlog
 
-from rollwire.consumers.trainer.books import AT_MOST, Books, Entry, landed, start
+from rollwire.consumers.trainer.books import Books, Entry, landed, start
 from rollwire.schemas.errors import DeadlineExceeded, Fenced, LogError, OffsetLost, RollwireError
 from rollwire.schemas.records import Claim, Event, Notice, TrainStep, WeightVersion
 from rollwire.streams.emit import outgoing
@@ -63,6 +63,7 @@ class _Open:
 
     def __init__(self, taken: Taken, since_s: float) -> None:
         self.taken = taken
+        self.entry = Entry(taken.version, taken.before, taken.offsets)
         self.since_s = since_s
         self.unwritten = taken.checkpoint  # whose vectors do not stand yet
         self.ready: _Ready | None = None
@@ -71,7 +72,7 @@ class _Open:
 
 class Committer:
     """Owns the transactional producer and one background task. `anchored` asks the log whether a version without a step
-    is there.
+    is there; `books` begin empty.
 
     `take` and everything below it are called by the trainer's thread.
     """
@@ -89,7 +90,7 @@ class Committer:
         commit_deadline_s: float,
         committed: Callable[[WeightVersion, TrainStep | None], None],
         anchored: Callable[[], bool],
-        limit: int = AT_MOST,
+        books: Books | None = None,
         work: Work | None = None,
     ) -> None:
         self._log = log
@@ -103,7 +104,7 @@ class Committer:
         self._on_committed = committed
         self._anchored = anchored
         self._changed = threading.Condition()
-        self._books: Books = start(limit)
+        self._books = books or start()
         self._open: dict[int, _Open] = {}  # by version
         self._failure: RollwireError | None = None
         self._work = work or Threads()
@@ -122,8 +123,9 @@ class Committer:
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            self._books = self._books.take(Entry(taken.version, taken.before, taken.offsets))
-            self._open[taken.version] = _Open(taken, self._clock.monotonic_s())
+            step = _Open(taken, self._clock.monotonic_s())
+            self._books = self._books.take(step.entry)
+            self._open[taken.version] = step
             self._changed.notify_all()
         taken.published.add_done_callback(self._nudge)
 
@@ -156,7 +158,8 @@ class Committer:
             self._changed.notify_all()
 
     def _next(self) -> _Open | None:
-        return self._open[self._books.open[0].version] if self._books.open else None
+        entry = self._books.first
+        return None if entry is None else self._open[entry.version]
 
     def _due(self) -> float | None:
         """In how many seconds the first open step can be brought on, or has to be given up."""
@@ -231,7 +234,7 @@ class Committer:
             if self._writer is None:
                 # Its predecessor's transaction is finished when this returns: the outcome can be read.
                 self._writer = self._log.transactional_writer(self._transactional_id)
-            if self._books.in_doubt and self._settle(ready):
+            if self._books.in_doubt and self._settle(step, ready):
                 return
             self._writer.begin()
             self._writer.write(ready.records)
@@ -252,14 +255,13 @@ class Committer:
         self._on_committed(ready.version, ready.step)
         self._enter(lambda books: books.commit(ready.version.version))
 
-    def _settle(self, ready: _Ready) -> bool:
+    def _settle(self, step: _Open, ready: _Ready) -> bool:
         """Learns the outcome; whether the step is committed."""
-        entry = self._books.open[0]
         if ready.step is None:
             found = self._anchored()
         else:
-            offsets = self._log.committed(self._group, list(entry.after))
-            found = landed(entry, offsets, group=self._group)
+            offsets = self._log.committed(self._group, list(step.taken.offsets))
+            found = landed(step.entry, offsets, group=self._group)
         if found:
             self._on_committed(ready.version, ready.step)
         self._enter(lambda books: books.settle(landed=found))
@@ -268,6 +270,6 @@ class Committer:
     def _enter(self, change: Callable[[Books], Books]) -> None:
         with self._changed:
             self._books = change(self._books)
-            for version in [v for v in self._open if v <= self._books.committed]:
-                del self._open[version]
+            kept = {entry.version for entry in self._books.open}
+            self._open = {version: step for version, step in self._open.items() if version in kept}
             self._changed.notify_all()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from rollwire.consumers.trainer.books import Books, start
 from rollwire.consumers.trainer.commit import CheckpointWriter, Committer, Taken
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.learner import Learner
@@ -37,6 +38,7 @@ class Run(NamedTuple):
     stopped: Callable[[], bool]
     clock: Clock
     work: Work
+    books: Books = start()  # empty ones
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class Pipeline:
             commit_deadline_s=config.commit_deadline_s,
             committed=self._on_committed,
             anchored=anchored,
-            limit=config.max_uncommitted,
+            books=run.books._replace(limit=config.max_uncommitted),
             work=run.work,
         )
         self._publisher = SnapshotPublisher(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rollwire.consumers.trainer.arithmetic import ArithmeticLearner, arithmetic_run
+from rollwire.consumers.trainer.books import Books, Entry, start
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.figures import Figures
 from rollwire.consumers.trainer.history import History, read_history
@@ -27,7 +28,14 @@ from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import load_version, plan_path
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
-from rollwire.schemas.errors import DeadlineExceeded, OffsetLost, StoreUnavailable, TransactionUnknown
+from rollwire.schemas.errors import (
+    DeadlineExceeded,
+    OffsetLost,
+    PlanViolation,
+    StoreUnavailable,
+    TransactionUnknown,
+    WeightError,
+)
 from rollwire.schemas.records import PackedBatch
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import ManualClock
@@ -262,6 +270,35 @@ def test_a_death_between_any_two_effects_leaves_no_hole_and_no_repeat() -> None:
             live(world, random.Random(1))
         live(world, random.Random(die_at))
         check(world)
+
+
+class Hasty(Books):
+    """A planted bug: step n + 1 is committed before n."""
+
+    @property
+    def first(self) -> Entry | None:
+        return self.open[-1] if self.open else None
+
+    def commit(self, version: int) -> Books:
+        if version == self.open[0].version:
+            return super().commit(version)
+        return self._replace(open=tuple(entry for entry in self.open if entry.version != version))
+
+
+def hurry(session: Session, work: Inline) -> None:
+    """The trainer is as far ahead of its background as it may be."""
+    while (turned := session.turn()) != "done":
+        if turned == "waiting":
+            work.turn()
+
+
+def test_a_commit_out_of_order_would_be_seen() -> None:
+    world, work = World(), Inline()
+    session = Session(world.run(work)._replace(books=Hasty(*start())))
+    with pytest.raises(WeightError, match="not the next one to commit"):
+        hurry(session, work)
+    with pytest.raises(PlanViolation, match="hole"):
+        world.history()
 
 
 @pytest.mark.parametrize("seed", range(20))

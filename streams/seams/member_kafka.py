@@ -54,6 +54,7 @@ class KafkaMember:
         self._revoke = revoke
         self._make_writer = make_writer
         self._held: frozenset[TopicPartition] = frozenset()
+        self._metadata: object = None
         self._consumer = Consumer(
             dict(config)
             | {
@@ -72,6 +73,10 @@ class KafkaMember:
 
     def poll(self, timeout_s: float) -> frozenset[TopicPartition]:
         message = self._consumer.poll(timeout_s)
+        # A place changes in `poll` alone, and the client answers no other thread while that waits (nor one that settles
+        # while `revoke` runs in it): so it is read here, and every commit takes what was read last. Whoever stood still
+        # meanwhile shows a generation that is over, and is refused.
+        self._metadata = self._consumer.consumer_group_metadata()
         error = message.error() if message is not None else None
         if error is not None and not error.retriable() and error.code() not in _PASSING:
             text = f"member of group {self._group!r}: {error.str()} ({error.name()})"
@@ -85,16 +90,16 @@ class KafkaMember:
 
     def close(self) -> None:
         self._let_go()
+        self._metadata = None
         try:
             bounded(self._consumer.close, _LEAVE_S)
         except (DeadlineExceeded, KafkaException):
             return  # the broker is away: it will miss this member when its time is up
 
     def _place(self) -> object:
-        try:
-            return self._consumer.consumer_group_metadata()
-        except RuntimeError as closed:
-            raise LogUnavailable(f"the place in group {self._group!r} was given up: {closed}") from closed
+        if self._metadata is None:
+            raise LogUnavailable(f"there is no place in group {self._group!r}: not joined yet, or given up")
+        return self._metadata
 
     def _assigned(self, consumer: Consumer, partitions: list[WirePartition]) -> None:
         consumer.assign([])

@@ -42,6 +42,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing.", LOOK),
     Command("dlq", "rollwire.ops.commands.dlq:app", "List, show, replay and drop what was refused.", LOOK),
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
+    Command("simulate", "rollwire.ops.commands.simulate:simulate", "Try seeds on a world in memory that fails.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),
     Command("chaos", "rollwire.ops.commands.chaos:app", "Kill and pause under a known load; count what is lost or doubled.", RUN),

@@ -1,0 +1,101 @@
+"""`rollwire simulate`: seeds of the simulation, or one of them, told effect by effect."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rollwire.ops.figures import commit, write_figures
+
+Json = Annotated[Path | None, Parameter(name="--json", help="Write the figures there, in the common form.")]
+Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+NotNegative = Annotated[int, Parameter(validator=validators.Number(gte=0))]
+
+_SHOWN = 5  # failing seeds that are told in full
+
+
+def simulate(
+    *,
+    seeds: Positive = 1_000,
+    first: NotNegative = 0,
+    seed: int | None = None,
+    jobs: Positive = 2,
+    json: Json = None,
+) -> int:
+    """Run the processors over a log, a store and a clock in memory that lose, delay and kill; check the laws.
+
+    Exit code 1 where a seed fails; it is printed with the commit, and `--seed` replays it.
+
+    Parameters
+    ----------
+    seeds
+        How many.
+    first
+        The first of them.
+    seed
+        Run this one only, and tell every effect.
+    jobs
+        Processes.
+    """
+    if seed is not None:
+        return _replay(seed)
+    from rollwire.ops.simulate.sweep import sweep
+
+    began_s = time.monotonic()
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"),
+        TimeRemainingColumn(), console=console, transient=True,
+    ) as progress:  # fmt: skip
+        task = progress.add_task("seeds", total=seeds, failed=0)
+        tally = sweep(
+            first,
+            seeds,
+            jobs=jobs,
+            told=lambda done, failed: progress.update(task, completed=done, failed=failed),
+        )
+    at = commit() or "no commit"
+    for outcome in tally.failures[:_SHOWN]:
+        console.print(f"seed {outcome.seed} at {at}: {outcome.failure}", markup=False, highlight=False)
+        for line in outcome.last[-12:]:
+            console.print(f"    {line}", markup=False, highlight=False)
+    if tally.failures:
+        console.print(
+            f"replay: rollwire simulate --seed {tally.failures[0].seed}", markup=False, highlight=False
+        )
+    figures = tally.figures()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for figure in figures:
+        known = "" if figure.baseline is None else f"of {figure.baseline:,.0f}"
+        table.add_row(figure.name, f"{figure.value:,.0f}", known)
+    table.add_row("effects in all", f"{tally.effects:,}", "")
+    table.add_row("versions in all", f"{tally.versions:,}", "")
+    table.add_row("duration", f"{time.monotonic() - began_s:.0f} s", "")
+    Console().print(table)
+    if tally.missed:
+        console.print("nobody died at: " + ", ".join(map(str, tally.missed)), markup=False, highlight=False)
+    if tally.unknown:
+        console.print("not in the list of points: " + ", ".join(map(str, tally.unknown)), markup=False)
+    if json is not None:
+        write_figures(json, f"rollwire simulate --seeds {seeds} --first {first}", figures)
+    return 1 if tally.failures or tally.unknown else 0
+
+
+def _replay(seed: int) -> int:
+    from rollwire.ops.simulate.run import run_seed
+
+    console = Console(width=200)
+    outcome = run_seed(seed, trace=lambda text: console.print(text, markup=False, highlight=False))
+    console.print(
+        f"seed {seed} at {commit() or 'no commit'}: {outcome.effects} effects, {outcome.plans} plans, "
+        f"{outcome.versions} versions, history {outcome.digest[:16]}: {outcome.failure or 'all laws hold'}",
+        markup=False,
+        highlight=False,
+    )
+    return 0 if outcome.failure is None else 1

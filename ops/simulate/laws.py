@@ -1,0 +1,294 @@
+"""The laws (DESIGN.md, section 4) as checks over the committed log: as it grows, and once it is at rest.
+
+The log is read like a stranger reads it, without faults and without asking the processors. What was really sampled is
+known from the workload. Numbers name the law that a violation breaks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from rollwire.ops.simulate.log import SimulatedLog
+from rollwire.ops.simulate.workload import LINEAGE, Truth
+from rollwire.ops.simulate.world import Violated
+from rollwire.schemas.errors import Refused
+from rollwire.schemas.records import (
+    DeadLetter,
+    Event,
+    Group,
+    GroupClosed,
+    GroupFate,
+    PackedBatch,
+    Reward,
+    Rollout,
+    RoutingTrace,
+    TrainStep,
+    WeightVersion,
+)
+from rollwire.streams.emit import decode_record, deletes
+from rollwire.streams.seams.log import Record, TopicPartition
+
+JOINED: Final = ("rollouts", "rewards", "routing-traces")
+PREFIX: Final = "sim."
+CONSUMER: Final[Mapping[str, str]] = {
+    **dict.fromkeys(JOINED, f"{PREFIX}assemble"),
+    "groups": f"{PREFIX}pack",
+    "packed-batches": f"{PREFIX}trainer",
+}
+
+
+class Limits(NamedTuple):
+    """What the processors were told."""
+
+    ranks: int
+    groups_per_step: int
+    max_lag: int
+
+
+class _Input(NamedTuple):
+    """A record of an input topic, until its consumer's offset has passed it."""
+
+    offset: int
+    group_id: str  # "" = it is no event
+    step: int  # of a plan
+
+
+class Laws:
+    """Reads on in the log at each `observe`; raises `Violated` at the first law that does not hold."""
+
+    def __init__(
+        self, log: SimulatedLog, partitions: Mapping[str, int], groups: Mapping[str, Truth], limits: Limits
+    ) -> None:
+        self._log = log
+        self._truth = groups
+        self._limits = limits
+        self._reader = log.reader()
+        self.places = [TopicPartition(topic, p) for topic, count in partitions.items() for p in range(count)]
+        self._reader.assign(dict.fromkeys(self.places, 0))
+        self._inputs: dict[TopicPartition, deque[_Input]] = {
+            place: deque() for place in self.places if place.topic in CONSUMER
+        }
+        self.records: dict[str, list[Record]] = {topic: [] for topic in partitions}
+        self.groups: dict[str, Group] = {}
+        self.assembled: dict[str, Group | GroupFate] = {}
+        self.closed: dict[str, GroupClosed] = {}
+        self.fates: dict[str, GroupFate] = {}  # by pack
+        self.plans: dict[int, dict[int, PackedBatch]] = {}  # step -> rank -> its slice
+        self.planned: dict[str, int] = {}  # group -> step
+        self.steps: list[TrainStep] = []
+        self.versions: list[WeightVersion] = []
+        self.refused: dict[tuple[str, int, int], DeadLetter] = {}
+
+    def observe(self) -> None:
+        """Everything that became visible since the last time, then what must hold at any moment."""
+        while records := self._reader.poll(10_000, 0.0):
+            for record in records:
+                self.records[record.topic].append(record)
+                try:
+                    event = None if deletes(record) else decode_record(record)
+                except Refused:
+                    event = None
+                self._learn(record, event)
+        # Markers travel alone: offsets may be seen before what they stand for, and half a transaction before the rest.
+        if not self._log.transactions():
+            self.check_offsets()
+            self.check_whole()
+
+    # -- as the log grows ---------------------------------------------------------------------------------------
+
+    def _learn(self, record: Record, event: Event | None) -> None:
+        place = TopicPartition(record.topic, record.partition)
+        if place in self._inputs:
+            group_id = event.group_id if isinstance(event, Rollout | Reward | RoutingTrace | Group) else ""
+            step = event.step if isinstance(event, PackedBatch) else 0
+            self._inputs[place].append(_Input(record.offset, group_id, step))
+        match event:
+            case Group():
+                self._outcome(event.group_id, event)
+                self.groups[event.group_id] = event
+                self._nothing_invented(event)
+            case GroupFate() if event.decided_by == "assemble":
+                self._outcome(event.group_id, event)
+            case GroupFate():
+                _demand(
+                    event.group_id not in self.fates, "6", f"group {event.group_id} got a second fate by pack"
+                )
+                self.fates[event.group_id] = event
+                self._judged_rightly(event)
+            case GroupClosed():
+                self.closed[event.group_id] = event
+            case PackedBatch():
+                self._plan(event)
+            case TrainStep():
+                self._step(event)
+            case WeightVersion():
+                expected = self.versions[-1].version + 1 if self.versions else 0
+                _demand(
+                    event.version == expected,
+                    "3",
+                    f"version {event.version} of the log came when {expected} was next",
+                )
+                self.versions.append(event)
+            case DeadLetter():
+                at = (event.source.topic, event.source.partition, event.source.offset)
+                _demand(at not in self.refused, "4", f"the record at {at} was refused twice")
+                self.refused[at] = event
+            case _:
+                pass
+
+    def _outcome(self, group_id: str, outcome: Group | GroupFate) -> None:
+        _demand(
+            group_id not in self.assembled,
+            "4",
+            f"assemble gave group {group_id} a second outcome: {_brief(outcome)} after {_brief(self.assembled.get(group_id))}",
+        )
+        _demand(group_id in self._truth, "10", f"group {group_id} has an outcome and was never opened")
+        self.assembled[group_id] = outcome
+
+    def _nothing_invented(self, group: Group) -> None:
+        truth = self._truth[group.group_id]
+        for member in group.members:
+            index = member.rollout.index
+            _demand(
+                member.rollout.rollout_id in {r.rollout_id for r in truth.rollouts},
+                "10",
+                f"{member.rollout.rollout_id} was never sampled",
+            )
+            if truth.kind != "conflicting":
+                _demand(
+                    member.rollout == truth.rollouts[index] and member.reward == truth.rewards[index],
+                    "10",
+                    f"{member.rollout.rollout_id} is not what was sampled and rewarded",
+                )
+
+    def _judged_rightly(self, fate: GroupFate) -> None:
+        """By the versions that were really sampled from, and the version of use (law 6)."""
+        truth, used = self._truth[fate.group_id], fate.for_version
+        _demand(used is not None, "6", f"the fate of group {fate.group_id} names no version of use")
+        lag = (used or 0) - truth.oldest_version
+        if fate.fate == "kept":
+            _demand(
+                truth.newest_version <= (used or 0) and truth.rollouts[0].lineage == LINEAGE,
+                "6",
+                f"group {fate.group_id} was kept for version {used}; it is of version {truth.newest_version}, "
+                f"lineage {truth.rollouts[0].lineage}",
+            )
+        if fate.reason in ("trained", "stale"):
+            _demand(
+                (lag <= self._limits.max_lag) == (fate.fate == "kept"),
+                "6",
+                f"group {fate.group_id} was {fate.fate} for version {used}: its oldest span is of version "
+                f"{truth.oldest_version}, {self._limits.max_lag} may lie between",
+            )
+
+    def _plan(self, batch: PackedBatch) -> None:
+        slices = self.plans.setdefault(batch.step, {})
+        _demand(batch.rank not in slices, "4", f"step {batch.step} was planned twice for rank {batch.rank}")
+        others = list(slices.values())
+        slices[batch.rank] = batch
+        _demand(
+            batch.base_version == batch.step - 1,
+            "6",
+            f"the plan of step {batch.step} is for version {batch.base_version}",
+        )
+        _demand(
+            all(other.plan_digest == batch.plan_digest for other in others),
+            "3",
+            f"the ranks were given different plans for step {batch.step}",
+        )
+        for group_id in batch.group_ids:
+            truth = self._truth[group_id]
+            lag = batch.base_version - truth.oldest_version
+            _demand(
+                0 <= lag <= self._limits.max_lag,
+                "6",
+                f"step {batch.step} uses group {group_id} with a lag of {lag} versions by its oldest span "
+                f"({truth.oldest_version}); {self._limits.max_lag} are allowed",
+            )
+            before = self.planned.setdefault(group_id, batch.step)
+            _demand(
+                before == batch.step,
+                "4",
+                f"group {group_id} is in the plans of steps {before} and {batch.step}",
+            )
+
+    def _step(self, step: TrainStep) -> None:
+        expected = self.steps[-1].step + 1 if self.steps else 1
+        _demand(step.step == expected, "3", f"train-step {step.step} was committed when {expected} was next")
+        for one in step.consumed:
+            before = (
+                [r.end for r in self.steps[-1].consumed if r.partition == one.partition] if self.steps else []
+            )
+            _demand(
+                not before or before == [one.start],
+                "3",
+                f"step {step.step} consumed {one.topic}[{one.partition}] from {one.start}, the step before it to {before}",
+            )
+        self.steps.append(step)
+
+    # -- at moments when no transaction is on its way ------------------------------------------------------------
+
+    def check_offsets(self) -> None:
+        """Law 2: what lies below a committed offset has left its trace."""
+        for place, waiting in self._inputs.items():
+            committed = self._log.settled(CONSUMER[place.topic], [place]).get(place, 0)
+            while waiting and waiting[0].offset < committed:
+                one = waiting.popleft()
+                _demand(
+                    self._accounted(place, one),
+                    "2",
+                    f"{place.topic}[{place.partition}] is committed to {committed}, but nothing came of offset "
+                    f"{one.offset} (group {one.group_id or 'none'})",
+                )
+
+    def _accounted(self, place: TopicPartition, one: _Input) -> bool:
+        if (place.topic, place.partition, one.offset) in self.refused:
+            return True
+        if place.topic == "groups":
+            return one.group_id in self.fates
+        if place.topic == "packed-batches":
+            return one.step <= len(self.steps)
+        return one.group_id in self.assembled
+
+    def check_whole(self) -> None:
+        """No transaction is seen in part: outcome and mark, plan and fates of all ranks, step and version."""
+        _demand(
+            self.assembled.keys() == self.closed.keys(),
+            "4",
+            f"outcomes without a mark in groups-closed, or marks without one: "
+            f"{sorted(self.assembled.keys() ^ self.closed.keys())}",
+        )
+        for step, slices in self.plans.items():
+            _demand(
+                len(slices) == self._limits.ranks,
+                "4",
+                f"of {self._limits.ranks} ranks only {sorted(slices)} have a plan for step {step}",
+            )
+        kept = {group_id for group_id, fate in self.fates.items() if fate.fate == "kept"}
+        _demand(
+            kept == self.planned.keys(),
+            "6",
+            f"kept but not planned, or planned but not kept: {sorted(kept ^ self.planned.keys())}",
+        )
+        _demand(
+            sorted(self.plans) == list(range(1, len(self.plans) + 1)),
+            "3",
+            f"the planned steps have a hole: {sorted(self.plans)}",
+        )
+        made = [(v.version, v.state_digest) for v in self.versions if v.step > 0]
+        _demand(
+            made == [(s.version, s.state_digest) for s in self.steps],
+            "3",
+            f"versions {[v for v, _ in made]} and train-steps {[s.version for s in self.steps]} are not of one another",
+        )
+
+
+def _demand(holds: bool, law: str, text: str) -> None:
+    if not holds:
+        raise Violated(law, text)
+
+
+def _brief(outcome: Group | GroupFate | None) -> str:
+    return f"{outcome.fate} ({outcome.reason})" if isinstance(outcome, GroupFate) else "a group"

@@ -1,0 +1,312 @@
+"""One seed, from its first event to the end of all checks."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from threading import Event
+from typing import Final, NamedTuple
+
+import structlog
+
+from rollwire.consumers.trainer.arithmetic import arithmetic_run
+from rollwire.consumers.trainer.config import TrainerConfig
+from rollwire.consumers.trainer.session import Session as TrainerSession
+from rollwire.consumers.weights.publisher import PublisherConfig
+from rollwire.ops.simulate.actors import Actor, Life, Make, Producers
+from rollwire.ops.simulate.laws import PREFIX, Laws, Limits
+from rollwire.ops.simulate.log import SimulatedLog
+from rollwire.ops.simulate.points import POINTS
+from rollwire.ops.simulate.rest import check_rest, topics
+from rollwire.ops.simulate.weights import check_weights
+from rollwire.ops.simulate.workload import DEADLINE_S, LINEAGE, MODEL, Workload
+from rollwire.ops.simulate.world import Point, Process, Violated, World
+from rollwire.streams.assemble import AssembleConfig, Assembler
+from rollwire.streams.pack import PackConfig
+from rollwire.streams.run_assemble import drive
+from rollwire.streams.run_pack import drive as pack_drive
+from rollwire.streams.runtime import RuntimeConfig, Session
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store_memory import MemoryStore
+from rollwire.streams.seams.work import Inline
+
+EFFECTS: Final = 320  # of a seed before it is healed, at least
+_GROUPS: Final = 14
+_ROUNDS: Final = 120  # until it must be at rest
+RUNTIME: Final = RuntimeConfig(linger_ms=0, idle_s=0, end_check_s=0, offsets_only_s=0.2, max_records=64)
+
+
+class Outcome(NamedTuple):
+    """What became of a seed."""
+
+    seed: int
+    failure: str | None  # the law and what is against it
+    effects: int
+    digest: str  # of the history
+    deaths: Mapping[Point, int]
+    passed: Mapping[Point, int]
+    last: tuple[str, ...]  # effects
+    versions: int
+    plans: int
+
+
+class Settings(NamedTuple):
+    """Drawn from the seed too: what the processors are told."""
+
+    joined: int
+    limits: Limits
+    ahead: int
+    traces: bool
+    assemble: AssembleConfig
+    pack: PackConfig
+    trainer: TrainerConfig
+    publisher: PublisherConfig
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> Settings:
+        limits = Limits(rng.choice((1, 1, 2)), rng.choice((1, 2, 2)), rng.choice((0, 1, 2, 2, 3)))
+        traces = rng.random() < 0.25
+        ahead = rng.choice((0, 1, 1, 2))
+        return cls(
+            joined=rng.choice((1, 2)),
+            limits=limits,
+            ahead=ahead,
+            traces=traces,
+            assemble=AssembleConfig(
+                group_deadline_s=DEADLINE_S,
+                late_horizon_s=40.0,
+                grace_s=1.0,
+                require_traces=traces,
+                incomplete=rng.choice(("drop", "drop", "close_partial")),
+            ),
+            pack=PackConfig(
+                ranks=limits.ranks,
+                groups_per_step=limits.groups_per_step,
+                token_budget=64,
+                max_lag_versions=limits.max_lag,
+                max_steps_ahead=ahead,
+                max_buffered_groups=max(limits.groups_per_step, rng.choice((3, 8))),
+            ),
+            trainer=TrainerConfig(ranks=limits.ranks, checkpoint_every=rng.choice((1, 2, 3))),
+            publisher=PublisherConfig(anchor_every=rng.choice((2, 4))),
+        )
+
+
+class Bench(NamedTuple):
+    """What the processes are made from; a planted bug is another one of these."""
+
+    assemble: Callable[[Log, int, Settings, World], Life]
+    pack: Callable[[Log, Settings, World], Life]
+    trainer: Callable[[Log, ObjectStore, Settings, World], Life]
+
+
+def make_assemble(log: Log, partition: int, settings: Settings, world: World) -> Life:
+    return Session(log, drive(settings.assemble, PREFIX, partition), RUNTIME, world.clock)
+
+
+def make_pack(log: Log, settings: Settings, world: World) -> Life:
+    return Session(log, pack_drive(log, settings.pack, PREFIX, MODEL, LINEAGE), RUNTIME, world.clock)
+
+
+class TrainerLife:
+    """The trainer's own thread and its background, one piece at a time in any order."""
+
+    def __init__(self, log: Log, store: ObjectStore, settings: Settings, world: World) -> None:
+        self._world = world
+        self._work = Inline()
+        self._session = TrainerSession(
+            arithmetic_run(
+                log,
+                store,
+                settings.trainer,
+                prefix=PREFIX,
+                model=MODEL,
+                lineage=LINEAGE,
+                stop=Event(),
+                clock=world.clock,
+                publisher_config=settings.publisher,
+                work=self._work,
+            )
+        )
+
+    def turn(self) -> None:
+        for _ in range(2):
+            ready = self._work.ready()
+            which = self._world.rng.randrange(len(ready) + 1)
+            if which < len(ready):
+                self._work.turn(ready[which])
+            else:
+                self._session.turn()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+REAL: Final = Bench(make_assemble, make_pack, TrainerLife)
+
+
+class Simulation:
+    """One seed. `run` raises `Violated`."""
+
+    def __init__(self, seed: int, bench: Bench = REAL, *, effects: int = EFFECTS) -> None:
+        world = self.world = World(seed, POINTS)
+        settings = self.settings = Settings.drawn(world.rng)
+        self._wanted = effects
+        self.partitions = topics(settings.joined, settings.limits.ranks)
+        self.log = SimulatedLog(world, self.partitions)
+        self.store = MemoryStore(world.clock)
+        self.workload = Workload(world.rng, max_lag=settings.limits.max_lag, traces=settings.traces)
+        self.producers = Producers(world, self.log)
+        makes: list[tuple[str, str, Make]] = [
+            ("assemble", f"assemble-{p}", partial(_assemble, bench, p, settings, world))
+            for p in range(settings.joined)
+        ]
+        makes.append(("pack", "pack", partial(_pack, bench, settings, world)))
+        makes.append(("trainer", "trainer", partial(_trainer, bench, settings, world)))
+        self.actors = [Actor(world, self.log, self.store, role, name, make) for role, name, make in makes]
+        # A step of the trainer is many small turns, a batch of the others is one.
+        often = {"assemble": 2, "pack": 3, "trainer": 6}
+        self._weighted = [actor for actor in self.actors for _ in range(often[actor.role])]
+        self.laws = Laws(self.log, self.partitions, self.workload.groups, settings.limits)
+        world.others = self._while_one_stands
+
+    def run(self) -> None:
+        world, rng = self.world, self.world.rng
+        self._open(1)
+        while world.effects < self._wanted or len(self.workload.groups) < _GROUPS:
+            self._step()
+            if rng.random() < 0.25:
+                self.laws.observe()
+        self._heal()
+        self.laws.observe()
+        check_rest(
+            self.laws,
+            self.log,
+            self.partitions,
+            self.workload.groups,
+            self.settings.limits,
+            lambda partition: Assembler(partition, self.settings.assemble),
+            world.clock.now_us(),
+        )
+        check_weights(self.laws, self.store, self.settings.limits)
+
+    def _step(self) -> None:
+        """One thing that happens: somebody's turn, an arrival, time, a death, a replacement."""
+        world, rng = self.world, self.world.rng
+        draw = rng.random()
+        if draw < 0.07:
+            self._open(1 if len(self.workload.groups) < 2 * _GROUPS else 0)
+        elif draw < 0.08:
+            self.producers.add([self.workload.poison(world.clock.now_us())])
+        elif draw < 0.20:
+            self.producers.turn()
+        elif draw < 0.28:
+            self.log.stir()
+        elif draw < 0.366:
+            world.clock.advance(rng.choice((0.02, 0.1, 0.1, 0.3, 0.3, 1.0)))
+        elif draw < 0.37:
+            world.clock.advance(rng.choice((DEADLINE_S + 2.0, 50.0)))
+        elif draw < 0.39:
+            rng.choice(self.actors).kill()
+        elif draw < 0.41:
+            rng.choice(self.actors).replace()
+        elif draw < 0.46:
+            actor = rng.choice(self.actors)
+            if actor.copies:
+                actor.turn_copy(rng.randrange(actor.copies))
+        else:
+            rng.choice(self._weighted).turn()
+
+    def _while_one_stands(self, _process: Process, turns: int) -> None:
+        for _ in range(turns):
+            self._step()
+
+    def _open(self, groups: int) -> None:
+        world = self.world
+        for _ in range(groups):
+            latest = max(0, len(self.laws.versions) - 1)
+            self.producers.add(self.workload.open_group(world.clock.now_us(), latest))
+
+    def _heal(self) -> None:
+        """No more faults. Everything due is written, and time passes until nothing moves."""
+        world = self.world
+        world.note("healed")
+        world.healed = True
+        still = 0
+        before: object = None
+        for _ in range(_ROUNDS):
+            self.producers.turn()
+            self.log.stir()
+            for actor in self.actors:
+                actor.turn()
+            for actor in self.actors:
+                for which in range(actor.copies):  # those that were replaced go on, until they are told
+                    if which < actor.copies:
+                        actor.turn_copy(which)
+            self.log.stir()
+            world.clock.advance(1.0)
+            if self.producers.next_us is not None:
+                world.clock.advance(max(0.0, (self.producers.next_us - world.clock.now_us()) / 1e6))
+            now = self.log.end_offsets(list(self.laws.places)), self.log.committed_anywhere()
+            still = still + 1 if now == before and not self.producers.left else 0
+            before = now
+            if still == 4:
+                world.clock.advance(DEADLINE_S)
+            if still == 10:
+                return
+        raise Violated("8", f"nothing came to rest in {_ROUNDS} rounds without faults")
+
+
+def run_seed(
+    seed: int, bench: Bench = REAL, *, effects: int = EFFECTS, trace: Callable[[str], None] | None = None
+) -> Outcome:
+    """Never raises `Violated`: it is told."""
+    simulation = Simulation(seed, bench, effects=effects)
+    world = simulation.world
+    world.trace = trace
+    failure: str | None = None
+    with _quiet():
+        try:
+            simulation.run()
+        except Violated as violated:
+            failure = str(violated)
+    return Outcome(
+        seed,
+        failure,
+        world.effects,
+        world.digest,
+        dict(world.deaths),
+        dict(world.passed),
+        tuple(world.last),
+        len(simulation.laws.versions),
+        len(simulation.laws.plans),
+    )
+
+
+def _assemble(
+    bench: Bench, partition: int, settings: Settings, world: World, log: Log, _store: ObjectStore
+) -> Life:
+    return bench.assemble(log, partition, settings, world)
+
+
+def _pack(bench: Bench, settings: Settings, world: World, log: Log, _store: ObjectStore) -> Life:
+    return bench.pack(log, settings, world)
+
+
+def _trainer(bench: Bench, settings: Settings, world: World, log: Log, store: ObjectStore) -> Life:
+    return bench.trainer(log, store, settings, world)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The processors tell of every restart; here restarts are the rule."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,108 @@
+"""Many seeds on several processes: how many fail, which first, and whether every place to die was died at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from typing import Final, NamedTuple
+
+from rollwire.ops.figures import Figure
+from rollwire.ops.simulate.points import POINTS
+from rollwire.ops.simulate.run import REAL, Bench, Outcome, run_seed
+from rollwire.ops.simulate.world import Point
+
+_SLICE: Final = 20  # seeds of one task
+
+
+class Tally(NamedTuple):
+    """What many seeds came to."""
+
+    seeds: int
+    failures: tuple[Outcome, ...]  # by seed
+    effects_min: int
+    effects: int
+    deaths: Counter[Point]
+    versions: int
+
+    @property
+    def missed(self) -> list[Point]:
+        """Known places where no process died."""
+        return [point for point in POINTS if not self.deaths[point]]
+
+    @property
+    def unknown(self) -> list[Point]:
+        """Places that the list of known ones lacks."""
+        return sorted(self.deaths.keys() - set(POINTS))
+
+    def figures(self) -> list[Figure]:
+        return [
+            Figure(name="simulate.seeds", value=self.seeds, unit="seeds"),
+            Figure(name="simulate.failures", value=len(self.failures), unit="seeds"),
+            Figure(name="simulate.effects_min", value=self.effects_min, unit="effects"),
+            Figure(
+                name="simulate.crash_points",
+                value=len(POINTS) - len(self.missed),
+                unit="points",
+                baseline=len(POINTS),
+            ),
+        ]
+
+
+def sweep(first: int, seeds: int, *, jobs: int, told: Callable[[int, int], None]) -> Tally:
+    """Runs seeds `first` to `first + seeds - 1`; `told` hears after each task how many are done and how many failed."""
+    outcomes: list[Outcome] = []
+    failed = 0
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        slices = _slices(first, seeds)
+        running: set[Future[list[Outcome]]] = set()
+        for span in slices:
+            running.add(pool.submit(_run, span))
+            if len(running) < 2 * jobs:
+                continue
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            failed += _collect(done, outcomes)
+            told(len(outcomes), failed)
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            failed += _collect(done, outcomes)
+            told(len(outcomes), failed)
+    return tally(outcomes)
+
+
+def search(first: int, seeds: int, bench: Bench = REAL) -> Iterator[Outcome]:
+    """The same in this process, seed by seed."""
+    for seed in range(first, first + seeds):
+        yield run_seed(seed, bench)
+
+
+def tally(outcomes: list[Outcome]) -> Tally:
+    deaths: Counter[Point] = Counter()
+    for outcome in outcomes:
+        deaths.update(outcome.deaths)
+    return Tally(
+        seeds=len(outcomes),
+        failures=tuple(sorted((o for o in outcomes if o.failure is not None), key=lambda o: o.seed)),
+        effects_min=min((o.effects for o in outcomes), default=0),
+        effects=sum(o.effects for o in outcomes),
+        deaths=deaths,
+        versions=sum(o.versions for o in outcomes),
+    )
+
+
+def _slices(first: int, seeds: int) -> Iterator[range]:
+    for at in range(first, first + seeds, _SLICE):
+        yield range(at, min(at + _SLICE, first + seeds))
+
+
+def _run(seeds: range) -> list[Outcome]:
+    return [run_seed(seed) for seed in seeds]
+
+
+def _collect(done: set[Future[list[Outcome]]], outcomes: list[Outcome]) -> int:
+    before = len(outcomes)
+    for future in done:
+        # A seed that passed is told in short: ten thousand histories are of no use.
+        outcomes += [o if o.failure else o._replace(last=()) for o in future.result()]
+    return sum(o.failure is not None for o in outcomes[before:])

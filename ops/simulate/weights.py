@@ -1,0 +1,79 @@
+"""The versions at rest: the chain in the store replays, and its weights prove that what was kept was trained, once, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
+from rollwire.consumers.weights.reader import PathStep, load_version
+from rollwire.kernels.digest import StateDigest
+from rollwire.kernels.tensors import State
+from rollwire.ops.simulate.laws import Laws, Limits
+from rollwire.ops.simulate.world import Violated
+from rollwire.schemas.errors import StoreError, WeightError
+from rollwire.schemas.records import PackedBatch, WeightVersion
+from rollwire.streams.pack_layout import plan_digest
+from rollwire.streams.seams.store import ObjectStore
+
+
+def check_weights(laws: Laws, store: ObjectStore, limits: Limits) -> None:
+    """Raises `Violated`. `store` is the one without faults."""
+    if len(laws.steps) < len(laws.plans):
+        raise Violated("8", f"at rest, {len(laws.plans)} steps are planned and {len(laws.steps)} trained")
+    sums = NOTHING
+    state: State | None = None
+    for version in laws.versions:
+        if version.step > 0:
+            sums = _trained(sums, laws, version)
+        state = _chained(store, version, state)
+        want, got = StateDigest.of(state_of(sums)).hex, StateDigest.of(state).hex
+        if not want == got == version.state_digest:
+            raise Violated(
+                "5",
+                f"version {version.version} says {version.state_digest}, the store holds {got}, its plans make {want}",
+            )
+    members = [m for step in laws.plans for group in _groups(laws, step) for m in laws.groups[group].members]
+    expected = sum(member.advantage is not None for member in members)
+    if sums.trained != expected:
+        raise Violated("4", f"{expected} rollouts were kept, {sums.trained} trained")
+
+
+def _trained(sums: Sums, laws: Laws, version: WeightVersion) -> Sums:
+    """The weights after the step of a version, from its plan alone; the plan's digest is its own."""
+    slices = _slices(laws, version.step)
+    digest = plan_digest(slices)
+    step = laws.steps[version.step - 1]
+    if not digest == slices[0].plan_digest == step.plan_digest:
+        raise Violated(
+            "9",
+            f"step {version.step}: the plan is {digest}, says {slices[0].plan_digest}, trained was {step.plan_digest}",
+        )
+    return fold(sums, slices)
+
+
+def _chained(store: ObjectStore, version: WeightVersion, before: State | None) -> State:
+    """The version's bits: by its delta from the version before it; where there is a full one, by that as well."""
+    try:
+        full = (
+            load_version(store, [PathStep(version, full=True)], None) if version.anchor is not None else None
+        )
+        if before is None or version.base_version is None:
+            if full is None:
+                raise Violated("3", f"version {version.version} rests on nothing")
+            return full
+        state = load_version(store, [PathStep(version, full=False)], before)
+    except (WeightError, StoreError) as failure:
+        raise Violated(
+            "3", f"version {version.version} is visible and cannot be read: {failure}"
+        ) from failure
+    if full is not None and StateDigest.of(full).hex != StateDigest.of(state).hex:
+        raise Violated("5", f"version {version.version}: its anchor and its delta are different states")
+    return state
+
+
+def _slices(laws: Laws, step: int) -> Sequence[PackedBatch]:
+    return [batch for _, batch in sorted(laws.plans[step].items())]
+
+
+def _groups(laws: Laws, step: int) -> tuple[str, ...]:
+    return _slices(laws, step)[0].group_ids

@@ -22,7 +22,7 @@ from rollwire.kernels.packing_search import Instance, Objective, best_layout
 from rollwire.schemas.errors import ConfigError, Refused
 
 # A microbatch of more tokens than this is no microbatch; sets of rooms are as large as the budget.
-MAX_BUDGET: Final = 1 << 26
+MAX_BUDGET: Final = 1 << 24
 
 
 def check_length(length: int, token_budget: int) -> None:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 _Loop = Callable[..., Any]
 
+# Rooms that are told apart, about, where an exact set of them would be too large.
+_FINE: Final = 1 << 18
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 _DEBRUIJN: Final = np.uint64(0x03F79D71B4CB0A89)
 _BIT_64 = np.zeros(64, np.int64)
@@ -200,10 +202,14 @@ def longest_first(
     """Places what is not placed, in order, into the cheapest bin with room among `bins` bins from `first` on (longest
     processing time, Graham 1969, under a cap). False where a sequence finds no room anywhere.
 
-    A bin without room for a sequence waits, by its room, until sequences are short enough: `length_B` must descend.
+    A bin without room for a sequence waits, by its room, until sequences are short enough: `length_B` must descend. Large
+    rooms are told apart coarsely, and a bin that is asked too early waits again.
     """
-    words, starts = levels_for(cap)
-    head = np.full(cap + 1, -1, np.int32)
+    coarse = 0
+    while cap >> coarse > _FINE:
+        coarse += 1
+    words, starts = levels_for(cap >> coarse)
+    head = np.full((cap >> coarse) + 1, -1, np.int32)
     behind = np.full(bins, -1, np.int32)
     heap = np.arange(first, first + bins)
     size = bins
@@ -212,7 +218,7 @@ def longest_first(
             continue
         length = length_B[i]
         while True:
-            room = _at_least(words, starts, length)
+            room = _at_least(words, starts, length >> coarse)
             if room < 0:
                 break
             at = int(head[room])
@@ -227,7 +233,7 @@ def longest_first(
             heap[0] = heap[size]
             _sift_down(heap, size, cost_N)
             at = int(out) - first
-            room = cap - tokens_N[out]
+            room = (cap - tokens_N[out]) >> coarse
             if head[room] < 0:
                 _add(words, starts, room)
             behind[at] = head[room]

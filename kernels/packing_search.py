@@ -1,7 +1,7 @@
 """Searches the layout of a step: which packings are tried, how bins become slots and ranks, which layout is best.
 
-K, the microbatches of a rank, is the smallest that some packing into R * K bins reaches, from
-ceil(tokens / (R * budget)) on. The packings:
+K, the microbatches of a rank, is the smallest that some packing into R * K bins reaches, from a lower bound on. The
+packings:
 
 - the longest sequences first into the cheapest bin with room, which evens costs out;
 - the same after some slots were *peeled* (`lockstep`): a slot costs at least as much as its longest sequence, so it is
@@ -32,6 +32,8 @@ Objective = Literal["sum", "lockstep"]
 _TOLERANCE: Final = 1e-5
 # Peeled slots are searched one by one until so many in a row were no better.
 _PATIENCE: Final = 12
+# The same where none has worked at all.
+_HOPE: Final = 4
 # Pairs of groups that swaps are looked for in, for each rank of a pool.
 _TRIES: Final = 64
 
@@ -89,7 +91,7 @@ def _layouts(instance: Instance) -> Iterator[Layout]:
 
 def _packings(instance: Instance) -> Iterator[tuple[_Packing, bool]]:
     """Whole packings, all into as many bins, the most promising first; and whether ranks were chosen already."""
-    slots = -(-int(instance.lengths_B.sum()) // (instance.ranks * instance.cap))
+    slots = -(-fewest_bins(instance.lengths_B, instance.cap) // instance.ranks)
     found = _evening(instance, slots)
     if found is None:
         # Best fit reaches these slots. Whether the others need fewer is bisected: each probe is a packing.
@@ -109,6 +111,24 @@ def _packings(instance: Instance) -> Iterator[tuple[_Packing, bool]]:
         ranked = _ranked(instance, slots)
         if ranked is not None:
             yield ranked, True
+
+
+def fewest_bins(lengths_B: NDArray[np.int64], cap: int) -> int:
+    """A lower bound on the bins for lengths in descending order: L2 of Martello and Toth (1990).
+
+    For each a <= cap / 2: lengths above cap - a stand alone, those above cap / 2 apart from each other, and what of those
+    from a to cap / 2 does not fit beside the latter needs more bins. a = 0 counts tokens.
+    """
+    rising = lengths_B[::-1]
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(rising)])
+    half = int(np.searchsorted(rising, cap // 2, side="right"))
+    a_A = np.unique(np.concatenate([np.zeros(1, np.int64), rising[:half]]))
+    alone = np.searchsorted(rising, cap - a_A, side="right")
+    low = np.searchsorted(rising, a_A, side="left")
+    apart = alone - half
+    left = sums[half] - sums[low] - (apart * cap - (sums[alone] - sums[half]))
+    bins_A = rising.size - alone + apart + np.maximum(0, -(-left // cap))
+    return int(bins_A.max())
 
 
 def _evening(instance: Instance, slots: int) -> tuple[_Packing, bool] | None:
@@ -140,7 +160,7 @@ def _peeled(instance: Instance, slots: int) -> _Packing | None:
                 best, best_cost, worse = whole, cost, -1
         worse += 1
         free_B = peeled.bin_B < 0
-        if worse >= _PATIENCE or not free_B.any():
+        if worse >= (_HOPE if best is None else _PATIENCE) or not free_B.any():
             break
         best_fit(lengths_B, costs_B, cap, float(costs_B[free_B].max()), first, ranks, *peeled)
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from rollwire.kernels.cost import CostModel
 from rollwire.kernels.packing import MAX_BUDGET, context_slices, padded, plan_microbatches
 from rollwire.kernels.packing_bins import best_fit, longest_first
-from rollwire.kernels.packing_search import Objective
+from rollwire.kernels.packing_search import Objective, fewest_bins
 from rollwire.schemas.errors import ConfigError, Refused
 
 MODEL = CostModel(linear=51_230.0, quadratic=1.0)
@@ -189,9 +190,15 @@ def test_best_fit_is_the_slow_one(lengths: list[int], budget: int) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 130), min_size=1, max_size=60), st.integers(130, 300), st.integers(1, 20))
-def test_longest_first_is_the_slow_one(lengths: list[int], budget: int, bins: int) -> None:
-    ordered = np.sort(np.array(lengths, np.int64))[::-1].copy()
+@given(
+    st.lists(st.integers(1, 130), min_size=1, max_size=60),
+    st.integers(130, 300),
+    st.integers(1, 20),
+    st.sampled_from([1, 9973]),  # with the second, rooms are told apart coarsely
+)
+def test_longest_first_is_the_slow_one(lengths: list[int], budget: int, bins: int, scale: int) -> None:
+    ordered = np.sort(np.array(lengths, np.int64))[::-1] * scale
+    budget *= scale
     costs = MODEL.costs(ordered)
     bin_B, tokens_N, cost_N = np.full(ordered.size, -1, np.int64), np.zeros(bins, np.int64), np.zeros(bins)
     placed = longest_first(ordered, costs, budget, 0, bins, bin_B, tokens_N, cost_N)
@@ -206,6 +213,45 @@ def test_longest_first_is_the_slow_one(lengths: list[int], budget: int, bins: in
         loads[target] += cost
         sums[target] += length
     assert placed
+
+
+def fewest_by_trying(lengths: list[int], budget: int) -> int:
+    """The optimum: every sequence in every bin opened so far, or in one more."""
+    best = len(lengths)
+
+    def place(at: int, rooms: list[int]) -> None:
+        nonlocal best
+        if len(rooms) >= best:
+            return
+        if at == len(lengths):
+            best = len(rooms)
+            return
+        for bin_, room in enumerate(rooms):
+            if room >= lengths[at]:
+                place(at + 1, [*rooms[:bin_], room - lengths[at], *rooms[bin_ + 1 :]])
+        place(at + 1, [*rooms, budget - lengths[at]])
+
+    place(0, [])
+    return best
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=7))
+@example([7] * 7)
+@example([11, 11, 9, 9])
+def test_the_lower_bound_is_one_and_counts_what_stands_alone(lengths: list[int]) -> None:
+    ordered = np.sort(np.array(lengths, np.int64))[::-1]
+    bound = fewest_bins(ordered, 20)
+    assert max(-(-sum(lengths) // 20), sum(length > 10 for length in lengths)) <= bound
+    assert bound <= fewest_by_trying(lengths, 20)
+
+
+def test_layouts_that_look_too_small_take_no_long_search() -> None:
+    # By tokens half of the microbatches would do, and no packing has fewer than one a sequence.
+    began = time.process_time()
+    plan = plan_of([66_000] * 5_000, 1, 131_072)
+    assert len(plan[0]) == 5_000
+    assert time.process_time() - began < 10
 
 
 @settings(max_examples=100, deadline=None)

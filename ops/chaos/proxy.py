@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from rollwire.ops.stack.ports import HOST
 from rollwire.schemas.errors import DeadlineExceeded, StackError
 
+ADD_PARTITIONS_TO_TXN: Final = 24
 END_TXN: Final = 26
 _FRAME_LIMIT: Final = 100 << 20
 _CALL_S: Final = 10.0
@@ -67,17 +68,22 @@ def parse_end_txn(request: Request) -> EndTxn:
     """The body of an EndTxn request, of any version. Raises `ValueError` for another request."""
     if request.api_key != END_TXN:
         raise ValueError(f"request {request.api_key} is no EndTxn")
-    at = 10 + len(request.client_id.encode())
     try:
-        if request.api_version >= 3:  # flexible: the header's tagged fields (none), then a compact string
-            length, at = request.frame[at + 1] - 1, at + 2
-        else:
-            length, at = struct.unpack_from(">h", request.frame, at)[0], at + 2
-        name = request.frame[at : at + length].decode()
-        producer_id, epoch, committed = struct.unpack_from(">qh?", request.frame, at + length)
+        name, at = _transactional_id(request)
+        producer_id, epoch, committed = struct.unpack_from(">qh?", request.frame, at)
     except (struct.error, IndexError) as error:
         raise ValueError(f"an EndTxn request ends after {len(request.frame)} bytes") from error
     return EndTxn(name, producer_id, epoch, committed)
+
+
+def _transactional_id(request: Request) -> tuple[str, int]:
+    """The string that the bodies of transactional requests begin with, and where it ends."""
+    at = 10 + len(request.client_id.encode())
+    if request.api_version >= 3:  # flexible: the header's tagged fields (none), then a compact string
+        length, at = request.frame[at + 1] - 1, at + 2
+    else:
+        length, at = struct.unpack_from(">h", request.frame, at)[0], at + 2
+    return request.frame[at : at + length].decode(), at + length
 
 
 @dataclass(eq=False)
@@ -144,6 +150,7 @@ class KafkaProxy:
         self.upstream = upstream
         self.delay_s = 0.0  # of each request from now on
         self._holds: list[Hold] = []
+        self._watches: list[tuple[Callable[[Request], bool], threading.Event]] = []
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -182,6 +189,21 @@ class KafkaProxy:
 
         return self.hold(matches, side, cut=cut)
 
+    def watch(self, matches: Callable[[Request], bool]) -> threading.Event:
+        """Is set when the next request that matches has come by; nothing is done to it."""
+        seen = threading.Event()
+        self._watches.append((matches, seen))
+        return seen
+
+    def watch_transaction(self, transactional_id: str, api_key: int) -> threading.Event:
+        """Is set when a producer's next transaction reaches the broker, with the first partition it writes to
+        (`ADD_PARTITIONS_TO_TXN`), or is asked to end (`END_TXN`)."""
+
+        def matches(request: Request) -> bool:
+            return request.api_key == api_key and _transactional_id(request)[0] == transactional_id
+
+        return self.watch(matches)
+
     def cut_all(self) -> int:
         """Ends every connection; how many there were."""
 
@@ -217,6 +239,10 @@ class KafkaProxy:
 
     def rule_for(self, request: Request) -> Hold | None:
         """The first rule that the request meets; it is used up."""
+        for watch in list(self._watches):
+            if watch[0](request):
+                self._watches.remove(watch)
+                watch[1].set()
         for hold in list(self._holds):
             if hold.matches(request):
                 self.forget(hold)

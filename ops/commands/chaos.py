@@ -73,3 +73,52 @@ def bounce(
         command = f"rollwire chaos bounce --rollouts {options.rollouts} --seconds {options.seconds:g} --faults {options.faults} --seed {seed}"
         write_figures(json, command, figures(outcome))
     return 0 if outcome.ok else 1
+
+
+@app.command
+def history(
+    *,
+    seconds: Annotated[float, Parameter(validator=validators.Number(gte=5))] = 300.0,
+    every: Annotated[float, Parameter(validator=validators.Number(gte=1))] = 15.0,
+    control_seconds: Annotated[float, Parameter(validator=validators.Number(gte=1))] = 120.0,
+    rate: Annotated[float, Parameter(validator=validators.Number(gte=1))] = 100.0,
+    seed: int = 0,
+    json: Json = None,
+) -> int:
+    """Check the history of clients under faults: nothing acknowledged is lost, nothing is shown twice, early, aborted or torn.
+
+    Clients write and read through our adapter on a stack of their own, while the broker is paused, producers are killed, EndTxn
+    requests and their answers are held and cut, and group members come and go. Then the positive control: a
+    producer that is used again after its EndTxn timed out. Exit code 1 on any error, on a run without faults, and on a
+    control of which not every round goes red; then the books and logs stay.
+
+    Parameters
+    ----------
+    seconds
+        Of the run, from the first echoed value on.
+    every
+        Seconds from one fault to the next.
+    control_seconds
+        Of the control; two rounds at least.
+    rate
+        Transactions per second of all clients, about; each sends and polls up to four times.
+    seed
+        Of the load and the faults.
+    """
+    from rollwire.ops.chaos.history import HistoryOptions, figures, run_history
+    from rollwire.ops.chaos.history_report import print_outcome
+    from rollwire.ops.figures import write_figures
+
+    options = HistoryOptions(
+        seconds=seconds, every_s=every, control_s=control_seconds, per_second=rate, seed=seed
+    )
+    try:
+        outcome = run_history(options, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was judged\n")
+        return 130
+    print_outcome(outcome)
+    if json is not None:
+        command = f"rollwire chaos history --seconds {seconds:g} --every {every:g} --control-seconds {control_seconds:g} --rate {rate:g} --seed {seed}"
+        write_figures(json, command, figures(outcome))
+    return 0 if outcome.ok else 1

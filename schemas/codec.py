@@ -58,6 +58,7 @@ class Schema(NamedTuple):
     """One released schema of a topic, ready to use."""
 
     spec: TopicSpec
+    most: int  # bytes of a value
     version: int
     fingerprint: bytes  # 8 bytes, as framed
     text: str  # JSON, as a registry gets it
@@ -89,6 +90,7 @@ def build_schemas(spec: TopicSpec, files: Mapping[int, Any]) -> list[Schema]:
         schemas.append(
             Schema(
                 spec=spec,
+                most=spec.max_value_bytes,
                 version=released.version,
                 fingerprint=fingerprint_of(files[released.version]),
                 text=json.dumps(files[released.version]),
@@ -116,6 +118,7 @@ def _load() -> tuple[dict[bytes, Schema], dict[type[Event], Schema]]:
 
 
 _BY_FINGERPRINT, _BY_CLASS = _load()
+_BY_PREFIX: Final = {MARKER + fingerprint: schema for fingerprint, schema in _BY_FINGERPRINT.items()}
 _EPOCH: Final = datetime(1970, 1, 1)  # UTC without saying so: `isoformat` would write +00:00 for Z
 
 
@@ -246,6 +249,9 @@ def framed_schema(topic: str, value: bytes) -> tuple[Schema, int]:
 
     Raises `Refused`: too large, not framed, unknown, of another topic.
     """
+    known = _BY_PREFIX.get(value[:PREFIX_BYTES])
+    if known is not None and known.spec.name == topic and len(value) <= known.most:
+        return known, PREFIX_BYTES
     spec = TOPICS.get(topic)
     if spec is None:
         raise Refused("wrong_schema", f"{topic!r} is no topic of the catalogue")
@@ -309,11 +315,10 @@ def decode_value(value: bytes, schema: Schema, start: int = PREFIX_BYTES) -> Eve
 
 
 def _check_headers(event: Event, schema: Schema, headers: Headers) -> None:
-    found: dict[str, bytes | None] = {}
-    for name, content in headers:
-        if name in found and (name.startswith("ce_") or name == "content-type"):
-            raise Refused("header_mismatch", f"{name} stands there twice")
-        found[name] = content
+    all_ = tuple(headers)
+    found = dict(all_)
+    if len(found) != len(all_):
+        _refuse_repeats(all_)
     for name, wanted in (
         ("ce_specversion", b"1.0"),
         ("ce_type", schema.event_type),
@@ -334,6 +339,15 @@ def _check_headers(event: Event, schema: Schema, headers: Headers) -> None:
         ) from error
     if moment.tzinfo is None:
         raise Refused("header_mismatch", f"ce_time is {_short(found.get('ce_time'))}: it names no time zone")
+
+
+def _refuse_repeats(headers: tuple[tuple[str, bytes | None], ...]) -> None:
+    """Only those of the event itself must not: any other header may stand there as often as it likes."""
+    seen: set[str] = set()
+    for name, _ in headers:
+        if name in seen and (name.startswith("ce_") or name == "content-type"):
+            raise Refused("header_mismatch", f"{name} stands there twice")
+        seen.add(name)
 
 
 def _short(content: bytes | None) -> str:

@@ -38,7 +38,12 @@ def _items(kind: Any) -> Check:
         allowed = frozenset(branches)
         return lambda value: type(value) in _SEQUENCES and allowed.issuperset(map(type, value))
     check = compile_check(kind)
-    return lambda value: type(value) in _SEQUENCES and all(map(check, value))
+    simple = frozenset(branch for branch in branches if branch in (*_SIMPLE, _NONE))
+    if not simple:
+        return lambda value: type(value) in _SEQUENCES and all(map(check, value))
+    return lambda value: (
+        type(value) in _SEQUENCES and (simple.issuperset(map(type, value)) or all(map(check, value)))
+    )
 
 
 def _mapping(key: Check, content: Check) -> Check:

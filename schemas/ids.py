@@ -6,6 +6,7 @@ So whoever holds a rollout id alone finds its group, its partition and the time 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from rollwire.schemas.errors import Refused
@@ -16,6 +17,12 @@ _ROLLOUT: Final = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\.(0|[1-9][0-9]{0,5})"
 )
 MAX_INDEX: Final = 999_999
+
+# All events of a group name it, one after the other: it is looked at once.
+_REMEMBERED: Final = 16_384
+_CHARACTERS: Final = 36
+# The indices of all but the largest groups, as they are written.
+_INDICES: Final = {str(index): index for index in range(1_024)}
 
 
 def new_group_id(time_us: int, random_bits: int) -> str:
@@ -35,9 +42,15 @@ def new_group_id(time_us: int, random_bits: int) -> str:
 
 def is_group_id(text: str) -> bool:
     """Whether `text` is a UUIDv7 in its one canonical, lower-case form."""
+    return len(text) == _CHARACTERS and _is_uuid7(text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _is_uuid7(text: str) -> bool:
     return _UUID7.fullmatch(text) is not None
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def opened_us(group_id: str) -> int:
     """When the group was opened: microseconds since the epoch, to the millisecond. Raises `Refused(id_invalid)`."""
     if not is_group_id(group_id):
@@ -54,6 +67,10 @@ def rollout_id(group_id: str, index: int) -> str:
 
 def parse_rollout_id(rollout_id: str) -> tuple[str, int]:
     """(group id, index) of a rollout id. Raises `Refused(id_invalid)`."""
+    group_id, _, digits = rollout_id.rpartition(".")
+    index = _INDICES.get(digits)
+    if index is not None and is_group_id(group_id):
+        return group_id, index
     match = _ROLLOUT.fullmatch(rollout_id)
     if match is None:
         raise Refused("id_invalid", f"rollout id {rollout_id[:80]!r} is not <UUIDv7>.<index>")

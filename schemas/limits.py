@@ -69,6 +69,10 @@ _KINDS: Final[dict[_Skip, tuple[int, _Skip]]] = {
 }
 
 
+def _skip_null(data: bytes, at: int, seen: list[int]) -> int:
+    return at
+
+
 def _skip_fixed(size: int) -> _Skip:
     def skip(data: bytes, at: int, seen: list[int]) -> int:
         if size > len(data) - at:
@@ -108,7 +112,11 @@ def _skip_fields(fields: tuple[_Skip, ...]) -> _Skip:
 
 
 def _skip_union(branches: tuple[_Skip, ...]) -> _Skip:
+    null_first = branches[:1] == (_skip_null,)
+
     def skip(data: bytes, at: int, seen: list[int]) -> int:
+        if null_first and at < len(data) and data[at] == 0:
+            return at + 1
         index, at = _long(data, at)
         if not 0 <= index < len(branches):
             raise Malformed(f"a union claims branch {index} of {len(branches)}")
@@ -117,7 +125,30 @@ def _skip_union(branches: tuple[_Skip, ...]) -> _Skip:
     return skip
 
 
+def _skip_many(item: _Skip) -> Callable[[bytes, int, list[int], int], int]:
+    """`count` items of an array; strings are walked here, as they are in `_skip_fields`."""
+
+    def many(data: bytes, at: int, seen: list[int], count: int) -> int:
+        for _ in range(count):
+            at = item(data, at, seen)
+        return at
+
+    def many_sized(data: bytes, at: int, seen: list[int], count: int) -> int:
+        left = len(data)
+        for _ in range(count):
+            size = data[at] if at < left else 0x80
+            if size >= 0x80 or size & 1 or at + 1 + (size >> 1) > left:
+                at = _skip_sized(data, at, seen)
+            else:
+                at += 1 + (size >> 1)
+        return at
+
+    return many_sized if item is _skip_sized else many
+
+
 def _skip_blocks(item: _Skip) -> _Skip:
+    many = _skip_many(item)
+
     def skip(data: bytes, at: int, seen: list[int]) -> int:
         here = 0
         while True:
@@ -131,8 +162,7 @@ def _skip_blocks(item: _Skip) -> _Skip:
             seen[0] += count
             if here > MAX_ITEMS or seen[0] > MAX_ITEMS_IN_ALL:
                 raise LimitExceeded(f"an array or map claims {here} items, the event {seen[0]}")
-            for _ in range(count):
-                at = item(data, at, seen)
+            at = many(data, at, seen, count)
 
     return skip
 
@@ -155,7 +185,7 @@ def _compile(schema: Any, named: dict[str, _Skip], depth: int) -> _Skip:
     if kind == "map":
         return _skip_blocks(_skip_fields((_skip_sized, _compile(schema["values"], named, depth + 1))))
     simple: dict[str, _Skip] = {
-        "null": _skip_fixed(0),
+        "null": _skip_null,
         "boolean": _skip_fixed(1),
         "int": _skip_long,
         "long": _skip_long,

@@ -23,6 +23,9 @@ _EARLIEST_US: Final = 946_684_800_000_000
 _LATEST_US: Final = 4_102_444_800_000_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}")
+# Names are few and come with every event: those that were seen to be good are remembered, up to so many.
+_GOOD_NAMES: Final[set[str]] = set()
+_REMEMBERED: Final = 4_096
 _HEX: Final = re.compile(r"[0-9a-f]{16,128}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _REASONS: Final = frozenset(REASONS)
@@ -42,8 +45,13 @@ def _ensure(holds: bool, reason: str, detail: str) -> None:
 def _names(event: r.Event, *fields: str) -> None:
     for field in fields:
         text = getattr(event, field)
+        if text in _GOOD_NAMES:
+            continue
         if not _NAME.fullmatch(text):
             raise Refused("id_invalid", f"{field}={text[:80]!r} is empty, too long or has odd characters")
+        if len(_GOOD_NAMES) >= _REMEMBERED:
+            _GOOD_NAMES.clear()
+        _GOOD_NAMES.add(text)
 
 
 def _group(group_id: str) -> None:

@@ -30,7 +30,7 @@ def _logprobs(data: bytes) -> None:
     """NaN stands for a value that was never recorded, infinity is none (C01)."""
     values_S = np.frombuffer(data, "<f4")
     finite_S = np.isfinite(values_S)
-    if finite_S.all():
+    if np.count_nonzero(finite_S) == values_S.size:
         return
     bad = int(np.flatnonzero(~finite_S)[0])
     reason = "logprob_missing" if np.isnan(values_S[bad]) else "not_finite"

@@ -16,9 +16,11 @@ import numpy as np
 from rollwire.kernels.cost import CostModel
 from rollwire.kernels.packing import plan_microbatches
 from rollwire.kernels.packing_search import Objective
-from rollwire.schemas.records import Cut, Group, Member, Microbatch, PackedBatch, Position
+from rollwire.schemas.records import Cut, Group, Member, Microbatch, PackedBatch, Position, Rollout
 
 _TOKEN_DTYPES: Final[dict[str, np.dtype[Any]]] = {name: np.dtype("<" + name) for name in ("u1", "u2", "u4")}
+_TOKEN: Final = np.dtype("<u4")
+_LARGE: Final = 4_096
 
 # A rank's place in a slot of a lockstep plan that has nothing for it.
 _EMPTY: Final = Microbatch(
@@ -80,6 +82,8 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
         context_parallel=frame.context_parallel,
     )
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
+    reward_mean, oldest = math.fsum(rewards) / len(rewards), oldest_version(groups)
+    total_tokens, group_ids = sum(lengths_B), tuple(group.group_id for group in groups)
     batches = [
         PackedBatch(
             model=frame.model,
@@ -91,10 +95,10 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
             token_budget=frame.token_budget,
             max_lag_versions=frame.max_lag_versions,
             total_sequences=len(members),
-            total_tokens=sum(lengths_B),
-            group_ids=tuple(group.group_id for group in groups),
-            oldest_version=oldest_version(groups),
-            reward_mean=math.fsum(rewards) / len(rewards),
+            total_tokens=total_tokens,
+            group_ids=group_ids,
+            oldest_version=oldest,
+            reward_mean=reward_mean,
             microbatches=tuple(build_microbatch([members[i] for i in indices]) for indices in microbatches),
             plan_digest="",
             cut=frame.cut,
@@ -110,32 +114,46 @@ def build_microbatch(members: Sequence[Member]) -> Microbatch:
     if not members:
         return _EMPTY
     rollouts = [member.rollout for member in members]
-    tokens = [np.frombuffer(r.token_ids, _TOKEN_DTYPES[r.token_dtype]) for r in rollouts]
+    tokens = [_tokens(r) for r in rollouts]
+    trained = [_trained(r) for r in rollouts]
     cu_seqlens = np.zeros(len(rollouts) + 1, "<i4")
-    np.cumsum([t.size for t in tokens], out=cu_seqlens[1:])
-    tokens_T = np.concatenate(tokens).astype("<u4")
-    mask_T = np.frombuffer(b"".join(r.loss_mask for r in rollouts), np.uint8)
-    # Logprobs and spans count sampled tokens; the trained ones among them are those that the mask keeps.
-    segments = [s for r in rollouts for s in r.segments]
-    sampled_T = np.repeat([s.kind == "sampled" for s in segments], [s.end - s.start for s in segments])
-    trained = mask_T[sampled_T] != 0
-    logprobs_S = np.frombuffer(b"".join(r.logprobs for r in rollouts), "<f4")[trained]
-    spans = [s for r in rollouts for s in r.spans]
-    versions_S = np.repeat(np.array([s.version for s in spans], "<i8"), [s.end - s.start for s in spans])[
-        trained
-    ]
+    np.cumsum([len(t) // _TOKEN.itemsize for t in tokens], out=cu_seqlens[1:])
     return Microbatch(
         rollout_ids=tuple(r.rollout_id for r in rollouts),
         cu_seqlens=cu_seqlens.tobytes(),
-        token_ids=tokens_T.tobytes(),
-        loss_mask=mask_T.tobytes(),
-        logprobs=logprobs_S.tobytes(),
-        versions=versions_S.tobytes(),
+        token_ids=b"".join(tokens),
+        loss_mask=b"".join(r.loss_mask for r in rollouts),
+        logprobs=b"".join(logprobs for logprobs, _ in trained),
+        versions=b"".join(versions for _, versions in trained),
         advantages=np.array([member.advantage for member in members], "<f4").tobytes(),
         traces=tuple(member.trace for member in members),
         environments=tuple(r.environment for r in rollouts),
         fleets=tuple(r.fleet for r in rollouts),
     )
+
+
+def _tokens(rollout: Rollout) -> bytes:
+    """[T] u4."""
+    dtype = _TOKEN_DTYPES[rollout.token_dtype]
+    if dtype == _TOKEN:
+        return rollout.token_ids
+    return np.frombuffer(rollout.token_ids, dtype).astype(_TOKEN).tobytes()
+
+
+def _trained(rollout: Rollout) -> tuple[bytes, bytes]:
+    """Logprobs [S] f4 and versions [S] i8 of the trained tokens: of the sampled ones, those that the mask keeps."""
+    versions = b"".join(
+        span.version.to_bytes(8, "little", signed=True) * (span.end - span.start) for span in rollout.spans
+    )
+    # The mask keeps nothing but sampled tokens: where it keeps as many as were sampled, it keeps all of them.
+    if rollout.loss_mask.count(1) * 4 == len(rollout.logprobs):
+        return rollout.logprobs, versions
+    segments = rollout.segments
+    mask_T = np.frombuffer(rollout.loss_mask, np.uint8)
+    sampled_T = np.repeat([s.kind == "sampled" for s in segments], [s.end - s.start for s in segments])
+    kept = mask_T[sampled_T] != 0
+    logprobs_S = np.frombuffer(rollout.logprobs, "<f4")[kept]
+    return logprobs_S.tobytes(), np.frombuffer(versions, "<i8")[kept].tobytes()
 
 
 def plan_digest(batches: Sequence[PackedBatch]) -> str:
@@ -187,7 +205,15 @@ def _trace(trace: Position | None) -> str:
 
 
 def _feed(hasher: blake3.blake3, *fields: str | int | bytes) -> None:
+    """Small fields go to the hasher together, arrays as they are."""
+    parts: list[bytes] = []
     for field in fields:
         data = field if isinstance(field, bytes) else str(field).encode()
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
+        parts.append(len(data).to_bytes(8, "little"))
+        if len(data) < _LARGE:
+            parts.append(data)
+        else:
+            hasher.update(b"".join(parts))
+            hasher.update(data)
+            parts.clear()
+    hasher.update(b"".join(parts))

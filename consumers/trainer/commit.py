@@ -27,6 +27,8 @@ from rollwire.streams.seams.work import Task, Threads, Work
 
 _log = structlog.get_logger()
 _RETRY_S: Final = 0.2  # after a doubt, before the next producer
+# One attempt: an answer that a broker took with it when it died never comes, and the next attempt learns the outcome.
+_ATTEMPT_S: Final = 8.0
 
 
 class CheckpointWriter(Protocol):
@@ -229,17 +231,17 @@ class Committer:
         return _Ready(version, made, records, now_s + self._commit_deadline_s)
 
     def _transact(self, step: _Open, ready: _Ready) -> None:
-        """One attempt. After a doubt the log is asked first, by a new producer."""
+        """One attempt, of `_ATTEMPT_S` at most. After a doubt the log is asked first, by a new producer."""
         try:
             if self._writer is None:
                 # Its predecessor's transaction is finished when this returns: the outcome can be read.
-                self._writer = self._log.transactional_writer(self._transactional_id)
+                self._writer = self._log.transactional_writer(self._transactional_id, _ATTEMPT_S)
             if self._books.in_doubt and self._settle(step, ready):
                 return
             self._writer.begin()
             self._writer.write(ready.records)
             left_s = max(1.0, ready.deadline_s - self._clock.monotonic_s())
-            self._writer.commit(self._group, step.taken.offsets, timeout_s=left_s)
+            self._writer.commit(self._group, step.taken.offsets, timeout_s=min(left_s, _ATTEMPT_S))
         except (Fenced, OffsetLost):
             raise
         except LogError as doubt:

@@ -68,6 +68,7 @@ class World:
         self.effects = 0
         self.die_at = -1
         self.error: Callable[[], BaseException] = Died
+        self.unanswered = 0  # commits whose answer never comes: the client waits as long as it is told to
         write_plans(self.log.inner, spec, range(1, STEPS + 1))
 
     def effect(self) -> None:
@@ -175,6 +176,10 @@ class _Writer:
         also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
     ) -> None:
         self._world.effect()
+        if self._world.unanswered:
+            self._world.unanswered -= 1
+            self._world.clock.advance(timeout_s)
+            raise TransactionUnknown("no answer")
         self._inner.commit(group, offsets, timeout_s, also=also)
         self._world.effect()
 
@@ -257,6 +262,17 @@ def test_an_undisturbed_life_trains_each_plan_once() -> None:
     assert session.result.version == STEPS
     check(world)
     assert [v.checkpoint is not None for v in world.history().versions] == [True, False] * 3 + [True]
+
+
+def test_an_answer_that_never_comes_costs_one_attempt_and_not_the_whole_deadline() -> None:
+    """A broker takes the answers it owes with it when it dies; the trainer is not to stand still for a minute then."""
+    world = World()
+    world.unanswered = 2
+    began_s = world.clock.monotonic_s()
+    session = live(world, random.Random(0))
+    assert session.result is not None
+    assert world.clock.monotonic_s() - began_s < CONFIG.commit_deadline_s / 2
+    check(world)
 
 
 def test_a_death_between_any_two_effects_leaves_no_hole_and_no_repeat() -> None:

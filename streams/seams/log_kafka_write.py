@@ -115,7 +115,7 @@ class KafkaTransactionalWriter:
         self._dead: str | None = None
         self._failed: KafkaError | None = None
         self._watch = ConnectionWatch()
-        watched = config | {"debug": "broker", "logger": self._watch.logger}
+        watched = config | {"debug": "broker", "logger": self._watch}
         self._producer: Producer | None = Producer(watched)
         try:
             bounded(partial(self._producer.init_transactions, timeout_s), timeout_s)
@@ -225,7 +225,7 @@ class KafkaTransactionalWriter:
         producer.poll(0)
         if self._watch.failed is not None:
             self._kill(
-                f"its last transaction ended well, but a request was sent twice ({self._watch.failed})"
+                f"its last transaction ended well, but a request may have been sent twice ({self._watch.failed})"
             )
 
     def _wire(self, partition: TopicPartition, at: int) -> WirePartition:

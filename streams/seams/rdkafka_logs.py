@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -22,26 +22,24 @@ class _Bridge(logging.Handler):
             _log.debug("librdkafka", text=text)
 
 
-class ConnectionWatch(logging.Handler):
+class ConnectionWatch(logging.Logger):
     """Tells whether a connection of one client has failed, from the client's log: it says so nowhere else.
 
     Wants the setting `debug=broker`, whose `FAIL` line comes with every failure (the errors and the ordinary log leave
-    some out) and which is quiet otherwise. The lines come with the client's `poll`, in their order.
+    some out) and which is quiet otherwise: a few lines a transaction, dropped here unread. The lines come with the
+    client's `poll`, in their order. A watch is the client's `logger`; each client has its own.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("rollwire.rdkafka.watched", logging.DEBUG)
         self.failed: str | None = None  # what happened, in librdkafka's words
-        # Not a registered one: those stay for ever, and here each client has its own.
-        self.logger = logging.Logger("rollwire.rdkafka.watched", logging.DEBUG)  # noqa: LOG001
-        self.logger.addHandler(self)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if text.startswith("FAIL"):
-            self.failed = text
-        if record.levelno > logging.DEBUG:
-            bridge().handle(record)
+    def log(self, level: int, msg: object, *args: object, **_: Any) -> None:
+        """confluent-kafka calls nothing else: a format, and the line's kind as its first argument."""
+        if str(args[0] if args else msg).startswith("FAIL"):
+            self.failed = str(msg) % args if args else str(msg)
+        if level > logging.DEBUG:
+            bridge().log(level, msg, *args)
 
 
 def bridge() -> logging.Logger:

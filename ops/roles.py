@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollwire.ops.collector import relax_collector
 from rollwire.ops.logs import configure_logging
 from rollwire.ops.parent import stop_with_parent
 from rollwire.ops.registry import set_registry
@@ -120,6 +121,7 @@ def run_verifier_role(run: Run) -> None:
 def run_assemble_role(run: Run) -> None:
     from rollwire.streams.run_assemble import run_assemble
 
+    relax_collector()
     log = run.log("assemble")
     try:
         run_assemble(
@@ -138,6 +140,7 @@ def run_pack_role(run: Run) -> None:
     from rollwire.streams.run_pack import run_pack
 
     settings = run.settings
+    relax_collector()
     log = run.log("pack")
     try:
         run_pack(

@@ -27,12 +27,14 @@ ECHO: Final = TopicPartition("history-echo", 0)
 GROUP: Final = "history.echo"
 _ASK_S: Final = 10.0
 _READ_S: Final = 60.0
-# A topic that was just made has no leader yet; a paused broker does not answer.
+# A topic that was just made has no leader yet; a paused broker does not answer, and may then be behind its clients' epoch.
 _PASSING: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
     }

@@ -62,6 +62,9 @@ def test_layouts_keep_the_bars() -> None:
     assert values["pack.sum_10k_512"] <= 1.0001 * values["pack.sum_10k_512.bound"]
     assert values["pack.lockstep_10k_512"] <= 1.48
     assert values["pack.over_budget"] == values["pack.above_bound"] == 0
+    assert values["pack.lockstep_10k_64.bound"] == pytest.approx(1.01067, abs=1e-5)
+    for name, value in values.items():
+        assert values.get(f"{name}.bound", 0.0) <= value * (1 + 1e-12), name
     for name, figure in figures.items():
         if not name.endswith((".s", ".bound", ".over_budget")):
             assert figure.baseline is not None

@@ -9,16 +9,12 @@ moment: it is a kill -9 that left a word. What was not committed is read again b
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 import socket
 import sys
 import threading
 from typing import Final
 
-import structlog
-
-_logger = structlog.get_logger("rollwire.stopping")
 STOP_S: Final = 9.0  # of the 10 s: the rest is the interpreter's
 LATE: Final = 1  # exit code of a process that had to be cut off
 
@@ -26,23 +22,18 @@ LATE: Final = 1  # exit code of a process that had to be cut off
 def stop_on_signals(stop: threading.Event, deadline_s: float = STOP_S) -> None:
     """SIGTERM and SIGINT set `stop`; `deadline_s` later the process ends, where it has not by then.
 
-    For the main thread, once in a process. The stacks of what did not end go to standard error.
+    For the main thread, once in a process. The stacks of what did not end go to standard error, under the word "Timeout".
     """
-    ends = (
-        socket.socketpair()
-    )  # held by the thread below: neither is ever closed, a second signal is written too
+    ends = socket.socketpair()  # the thread below holds both: a second signal is written as well
     ends[1].setblocking(False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: None)  # the thread sets it, once the end is counted
     signal.set_wakeup_fd(ends[1].fileno(), warn_on_full_buffer=False)
 
     def watch() -> None:
         ends[0].recv(1)
+        # Counted by a thread that needs no interpreter: one that is being taken down may wait in a client's destructor.
+        faulthandler.dump_traceback_later(deadline_s, exit=True, file=sys.stderr)
         stop.set()
-        threading.Event().wait(deadline_s)
-        _logger.warning("process.cut_off", after_s=deadline_s, note="what was not committed is read again")
-        faulthandler.dump_traceback(sys.stderr)
-        sys.stderr.flush()
-        os._exit(LATE)
 
     threading.Thread(target=watch, name="stop-watch", daemon=True).start()

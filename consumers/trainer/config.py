@@ -120,7 +120,7 @@ class TrainerConfig(CorrectionConfig):
         default=120.0, gt=0, description="For any answer of another rank, and for a collective."
     )
     shutdown_s: float = Field(
-        default=10.0, gt=0, description="For finishing the running step and committing what is published."
+        default=8.0, gt=0, description="For finishing the running step and committing what is published."
     )
 
     @model_validator(mode="after")

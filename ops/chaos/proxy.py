@@ -115,9 +115,18 @@ class Hold:
         """
         return self.proxy.call(self._release(), "releasing a request")
 
+    def resume(self) -> None:
+        """Lets a held request go on its own connection, as if it had only been slow."""
+        self.proxy.call(self._resume(), "resuming a request")
+
     def cancel(self) -> None:
         """Takes the rule back: from now on it catches nothing."""
         self.proxy.forget(self)
+
+    async def _resume(self) -> None:
+        if self.caught is None or self._link is None or self.side is Side.RESPONSE:
+            raise DeadlineExceeded("no request is held")
+        self._link.to_broker(self.caught.frame)
 
     async def _release(self) -> bytes:
         if self.caught is None:
@@ -331,6 +340,10 @@ class _Link:
     def to_client(self, frame: bytes) -> None:
         if not self._client.is_closing():
             _write(self._client, frame)
+
+    def to_broker(self, frame: bytes) -> None:
+        if not self._broker.is_closing():
+            _write(self._broker, frame)
 
     def close(self) -> None:
         self._client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from rollwire.ops.chaos.history_control import End, Round, RuleBreaker, RuleKeep
 from rollwire.ops.chaos.history_log import PARTITIONS, Ends, read_out
 from rollwire.ops.chaos.proxy import KafkaProxy
 from rollwire.ops.stack import StackInfo
-from rollwire.streams.seams.log import Reader, TopicPartition
+from rollwire.schemas.errors import TransactionUnknown
+from rollwire.streams.seams.log import Outgoing, Reader, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.rdkafka_logs import ConnectionWatch
 
 pytestmark = pytest.mark.system
 
+TXN_OFFSET_COMMIT = 28
 INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
 ID = "history.c36"
 A = TopicPartition("history-a", 0)
@@ -96,3 +100,41 @@ def test_c36_our_writer_stays_green(stack: StackInfo, tmp_path: Path, held: End,
     assert played.first == ("fail" if held == "abort" else "ok" if cut else "info")
     assert played.second == ("fail" if held == "commit" else "ok")
     assert keeper.made == 2
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_c36_late_offsets(
+    stack: StackInfo, tmp_path: Path, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets of a transaction that are sent twice: the late copy would set back what the next one commits."""
+    if not guarded:  # a writer that does not hear of the lost connection goes on with its producer
+        monkeypatch.setattr(ConnectionWatch, "log", lambda *_: None)
+    with a_proxy(stack) as proxy:
+        scene = Scene(stack, tmp_path, proxy)
+        name = group = f"{scene.prefix}late"
+        log = KafkaLog(proxy.bootstrap, scene.prefix, name)
+        writer = log.transactional_writer(name)
+        late = proxy.hold(lambda r: r.api_key == TXN_OFFSET_COMMIT and r.client_id == name, cut=True)
+        _begin(writer, 1)
+        writer.commit(group, {A: 1})
+        late.wait(10.0)
+        if guarded:
+            with pytest.raises(TransactionUnknown, match="may have been sent twice"):
+                writer.begin()
+            writer.close()
+            writer = log.transactional_writer(name)
+        _begin(writer, 2)
+        end = proxy.hold_end_txn(name)
+        thread = threading.Thread(target=writer.commit, args=(group, {A: 2}))
+        thread.start()
+        end.wait(10.0)  # the offsets of this transaction are with the broker by now
+        late.release()
+        end.resume()
+        thread.join(30.0)
+        writer.close()
+        assert scene.direct.committed(group, [A]) == {A: 2 if guarded else 1}
+
+
+def _begin(writer: TransactionalWriter, value: int) -> None:
+    writer.begin()
+    writer.write([Outgoing("history-b", None, b"%d" % value, (), 0)])

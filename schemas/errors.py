@@ -12,6 +12,7 @@
     │   ├── Fenced                  another process took over this transactional id: stop
     │   ├── OffsetLost              a committed offset is no longer in the log (law 3: never skip ahead)
     │   └── SplitPair               a worker holds one half of a co-partitioned pair
+    ├── CircuitOpen                 a processor refuses so much that it halts before it drains its topic
     ├── RegistryError               the schema registry refused a request (another schema under the subject, say)
     │   └── RegistryUnavailable     did not answer in time (recoverable: nothing was refused or lost)
     ├── StoreError                  the object store
@@ -88,6 +89,10 @@ class OffsetLost(LogError):
 
 
 class SplitPair(LogError):
+    pass
+
+
+class CircuitOpen(RollwireError):
     pass
 
 

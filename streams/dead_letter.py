@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import DeadLetter, Header, Position
@@ -46,6 +46,27 @@ def dead_letter(record: Record, refused: Refused, *, refused_by: str, time_us: i
         (_PREFIX + "offset", str(record.offset).encode()),
     )
     return letter._replace(headers=(*letter.headers, *errors))
+
+
+Place = tuple[str, int, int]  # topic, partition, offset
+
+
+class Letter(NamedTuple):
+    """What a dead letter is about: where the refused record stands, and the reason."""
+
+    at: Place
+    reason: str
+
+
+def letter_of(output: Outgoing) -> Letter | None:
+    """What a record made by `dead_letter` is about; None for every other record."""
+    if output.topic != "dead-letters":
+        return None
+    found = {name: (value or b"").decode() for name, value in output.headers if name.startswith(_PREFIX)}
+    if _PREFIX + "offset" not in found:
+        return None
+    at = (found[_PREFIX + "topic"], int(found[_PREFIX + "partition"]), int(found[_PREFIX + "offset"]))
+    return Letter(at, found[_PREFIX + "exception"])
 
 
 def _text(text: str) -> str:

@@ -203,6 +203,11 @@ class Packer:
         return dict(self._positions)
 
     @property
+    def read_to(self) -> dict[int, int]:
+        """The next offset of every partition of `groups`."""
+        return dict(self._read_to)
+
+    @property
     def buffered(self) -> int:
         """Groups that wait or are not judged yet."""
         return self._waiting + len(self._new)

@@ -51,6 +51,7 @@ class PackStep:
         )
         self._versions: list[tuple[int, WeightVersion]] = []
         self._last_planned = 0
+        self._read_before: Mapping[TopicPartition, int] = {}
         self._decided: set[str] = set()
         self._decided_below: dict[int, int] = {}
         self._behind_us: int | None = None  # since when a group waits for the end of `weight-versions`
@@ -77,6 +78,7 @@ class PackStep:
             _skip(taken)
 
     def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
+        self._read_before = dict(read)
         self.packer = self._packer(committed)
         for offset, version in self._versions:
             self.packer.learn(version, offset)
@@ -111,7 +113,9 @@ class PackStep:
         return self._groups if self.packer.full else ()
 
     def read(self) -> dict[TopicPartition, int]:
-        return {}  # a group's fate tells whether it was decided
+        # A group's fate tells whether it was decided; this tells what was decoded without harm.
+        read_to = self.packer.read_to
+        return {p: max(read_to[p.partition], self._read_before.get(p, 0)) for p in self._groups}
 
     def committable(self) -> dict[TopicPartition, int]:
         positions = self.packer.positions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rollwire.schemas.errors import DeadlineExceeded
+from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, OffsetLost
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Reader, Record, TopicPartition
 from rollwire.streams.step import Changelog, Marked, Step, Tail, Taken
@@ -27,7 +27,8 @@ def restore(
 ) -> dict[TopicPartition, int]:
     """Feeds `step` what stands in its memories; returns the offset that each was read to.
 
-    `marks`: where those that are `Marked` begin. Raises `DeadlineExceeded` when no progress comes for `stall_s`.
+    `marks`: where those that are `Marked` begin. Raises `DeadlineExceeded` when no progress comes for `stall_s`, and
+    `LogUnavailable` where retention shortens a memory meanwhile: begin again.
     """
     reading = _Reading(reader, idle_s, stall_s, clock)
     partitions = [memory.partition for memory in step.memories]
@@ -81,7 +82,7 @@ class _Reading:
         self._reader.assign(left)
         deadline = self._clock.monotonic_s() + self._stall_s
         while any(at < ends[p] for p, at in left.items()):
-            for record in self._reader.poll(_BATCH, self._idle_s):
+            for record in self._poll():
                 if record.offset < ends[TopicPartition(record.topic, record.partition)]:
                     each(record)
             before, left = left, self._reader.positions()  # stands behind control records too (C40)
@@ -90,3 +91,10 @@ class _Reading:
             elif self._clock.monotonic_s() > deadline:
                 where = ", ".join(f"{p.topic}[{p.partition}] at {at} of {ends[p]}" for p, at in left.items())
                 raise DeadlineExceeded(f"no progress for {self._stall_s:g} s while reading {where}")
+
+    def _poll(self) -> list[Record]:
+        try:
+            return self._reader.poll(_BATCH, self._idle_s)
+        except OffsetLost as lost:
+            # It began where the log begins: retention has moved that on since, and took nothing that is needed.
+            raise LogUnavailable(f"a memory was shortened while it was read: {lost}") from lost

@@ -8,13 +8,15 @@ built anew (law 4): the committed offsets tell what happened. A broker that is a
 from __future__ import annotations
 
 import threading
+from uuid import uuid4
 
 import structlog
 
 from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, RegistryUnavailable, TransactionUnknown
+from rollwire.streams.drive import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Member
-from rollwire.streams.session import Drive, RuntimeConfig, Session, marks_group, read_group
+from rollwire.streams.session import Session, marks_group, read_group
 
 __all__ = ["Drive", "RuntimeConfig", "Session", "marks_group", "read_group", "run_step"]
 
@@ -32,15 +34,16 @@ def run_step(
 ) -> None:
     """Drives a step until `stop` is set: what was read by then is decided and committed.
 
-    Raises `Fenced`, `OffsetLost` and `TopicMismatch` at once, `LogUnavailable` or `TransactionUnknown` when failures
+    Raises `Fenced`, `OffsetLost`, `CircuitOpen` and `TopicMismatch` at once, `LogUnavailable` or `TransactionUnknown` when failures
     went on for `patience_s` without one committed transaction between them.
     """
     failing_since: float | None = None
+    life = uuid4().hex[:12]
     backoff_s = config.backoff_s
     while not stop.is_set():
         session: Session | None = None
         try:
-            session = Session(log, drive, config, clock, member=member)
+            session = Session(log, drive, config, clock, member=member, life=life)
             while not stop.is_set():
                 session.turn()
             session.settle()

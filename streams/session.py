@@ -6,70 +6,32 @@ memories to their ends -> the committed offsets -> the inputs from there. No com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
-from rollwire.schemas.errors import LogUnavailable
-from rollwire.streams.emit import take
+from rollwire.schemas.errors import CircuitOpen, LogUnavailable
+from rollwire.streams.breakers import Circuit, CrashLoop
+from rollwire.streams.drive import Drive, RuntimeConfig
 from rollwire.streams.restore import restore
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.limits import record_bytes
 from rollwire.streams.seams.log import (
     Log,
     Member,
+    Noted,
     Outgoing,
     Reader,
     Record,
     TopicPartition,
     TransactionalWriter,
 )
-from rollwire.streams.step import Marked, Step, Taken
+from rollwire.streams.step import Marked, Taken
 
 _logger = structlog.get_logger("rollwire.runtime")
 
 _FIRST_BYTES: Final = 64 * 1024  # what a record is taken to be before the first one came
-
-
-class RuntimeConfig(BaseModel):
-    """How the runtime batches and how long it waits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    linger_ms: float = Field(
-        default=50.0, ge=0, description="How long a batch is gathered after its first record."
-    )
-    max_records: int = Field(default=2_000, ge=1, description="Records of one batch at most.")
-    max_bytes: int = Field(
-        default=32 * 1024 * 1024,
-        ge=1,
-        description="Bytes of one batch; it ends with the poll that reaches them.",
-    )
-    idle_s: float = Field(default=0.2, ge=0, le=1, description="How long one wait for a first record may be.")
-    offsets_only_s: float = Field(
-        default=1.0, ge=0, description="Offsets without outputs are committed this often."
-    )
-    end_check_s: float = Field(
-        default=0.2, ge=0, description="The log's ends are asked for no more often than this."
-    )
-    transaction_s: float = Field(
-        default=8.0, gt=0, description="Deadline of a commit, of a take-over and of a restore's stall."
-    )
-    patience_s: float = Field(
-        default=60.0, gt=0, description="How long failures may go on before the last one is raised."
-    )
-    backoff_s: float = Field(default=0.2, gt=0, description="First wait after a failure; doubles up to 5 s.")
-
-
-class Drive(NamedTuple):
-    """What to drive: `make` builds an empty step, `take` decodes its records."""
-
-    transactional_id: str
-    group: str
-    make: Callable[[], Step]
-    take: Callable[[Record], Taken] = take
 
 
 class Session:
@@ -80,9 +42,18 @@ class Session:
     """
 
     def __init__(
-        self, log: Log, drive: Drive, config: RuntimeConfig, clock: Clock, *, member: Member | None = None
+        self,
+        log: Log,
+        drive: Drive,
+        config: RuntimeConfig,
+        clock: Clock,
+        *,
+        member: Member | None = None,
+        life: str = "",
     ) -> None:
-        """`member`: the place in the group by which this process has the partitions; None = they were given by hand."""
+        """`member`: the place in the group by which this process has the partitions; None = they were given by hand.
+        `life`: names the process; a session after one of the same life is no restart after a death.
+        """
         self._log = log
         self._drive = drive
         self._config = config
@@ -90,6 +61,8 @@ class Session:
         self._last_commit = self._last_check = clock.monotonic_s()
         self._mean_bytes: float = _FIRST_BYTES
         self._paused: frozenset[TopicPartition] = frozenset()
+        self._life = life
+        self._pending: list[Record] = []  # gathered, not taken yet
         # The offsets of the last transaction: committed and read.
         self._committed: tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]] = {}, {}
         self._marks: Mapping[TopicPartition, int] = {}
@@ -113,16 +86,20 @@ class Session:
         self._backpressure()
         # Asked before the step writes what follows from this batch.
         needed = any(memory.needed() for memory in self._marked)
-        records, take = self._gather(), self._drive.take
+        records = self._next()
+        careful = self._crash.active and self._note(records)
         now_us = self._clock.now_us()
-        outputs = self.step.feed([take(record) for record in records], now_us) if records else []
+        outputs = self.step.feed([self._take(record) for record in records], now_us) if records else []
         due_us = self.step.due_us()
-        if due_us is not None and due_us <= now_us and self._may_check():
+        if not self._pending and due_us is not None and due_us <= now_us and self._may_check():
             # The clock was read before the ends: what is not below them was written later than `now_us`.
             ends = self._log.end_offsets(self.step.inputs)
             positions = self._reading().positions()
             outputs += self.step.tick(now_us, {p for p, end in ends.items() if positions[p] >= end})
-        self._commit(outputs, self._config.offsets_only_s, needed=needed)
+        self._check_circuit(records, outputs)
+        self._commit(outputs, 0.0 if careful else self._config.offsets_only_s, needed=needed)
+        if self._crash.active and not self._pending:
+            self._crash.passed(self._reading().positions())
         return len(records)
 
     def settle(self) -> None:
@@ -149,6 +126,39 @@ class Session:
         if released := self._paused - paused:
             reader.resume(sorted(released))
         self._paused = paused
+
+    def _next(self) -> list[Record]:
+        """What is taken together now: a whole batch, but less where a record may be deadly."""
+        gathered = self._pending or self._gather()
+        length = self._crash.length(gathered) if self._crash.active else len(gathered)
+        records, self._pending = gathered[:length], gathered[length:]
+        return records
+
+    def _note(self, records: list[Record]) -> bool:
+        """Says in the log what is tried now, unless that stands there; whether progress has to be told as well."""
+        notes = self._crash.before(records)
+        if notes:
+            read = self._committed[1]
+            self._write_read({p: Noted(read.get(p, note.first), note.text()) for p, note in notes.items()})
+        return any(self._crash.watched(record) for record in records)
+
+    def _write_read(self, read: Mapping[TopicPartition, int]) -> None:
+        self._writer.begin()
+        self._writer.write([])
+        self._writer.commit(
+            self._drive.group, {}, self._config.transaction_s, also={read_group(self._drive.group): read}
+        )
+
+    def _take(self, record: Record) -> Taken:
+        refused = self._crash.refusal(record)
+        return self._drive.take(record) if refused is None else Taken(record, refused)
+
+    def _check_circuit(self, records: list[Record], outputs: list[Outgoing]) -> None:
+        try:
+            self._circuit.check(records, outputs)
+        except CircuitOpen:
+            self._write_read(self._crash.opened(self._committed[1]))
+            raise
 
     def _gather(self) -> list[Record]:
         """One batch, up to its records, bytes and time."""
@@ -197,7 +207,10 @@ class Session:
             group,
             offsets,
             self._config.transaction_s,
-            also={read_group(group): read, marks_group(group): self._marks},
+            also={
+                read_group(group): self._crash.marked(read, offsets),
+                marks_group(group): self._marks,
+            },
         )
         self._committed = offsets, read
         self._last_commit = self._clock.monotonic_s()
@@ -232,11 +245,32 @@ class Session:
         start |= {p: at for p, at in restored.items() if p in start}
         step.start(start, read)
         self._reading().assign(start)
-        self._committed = committed, read
+        # What is noted of a partition stands with its read position, so from here on each has one.
+        read_at = {p: read.get(p, start[p]) for p in step.read()}
+        self._committed = committed, {p: int(at) for p, at in read_at.items()}
+        self._guard(read_at)
         _logger.info(
             "step.start",
             id=self._drive.transactional_id,
             positions={f"{p.topic}[{p.partition}]": at for p, at in start.items()},
+        )
+
+    def _guard(self, read: Mapping[TopicPartition, int]) -> None:
+        config = self._config
+        ends = self._log.end_offsets(list(read)) if config.deaths and read else {}
+        # The last owner may have been as far as a batch; control records and aborted ones lie between.
+        reach = 4 * config.max_records
+        self._crash = CrashLoop(
+            life=self._life,
+            deaths=config.deaths,
+            read=read,
+            guarded_to={p: min(end, read[p] + reach) for p, end in ends.items()},
+        )
+        self._circuit = Circuit(
+            run=config.max_refused_run,
+            share=config.max_refused_share,
+            window=config.refused_window,
+            half_open=self._crash.was_open,
         )
 
 

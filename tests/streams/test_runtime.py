@@ -28,7 +28,7 @@ from rollwire.streams.step import Changelog, Taken
 
 IN = TopicPartition("in", 0)
 CHANGES = TopicPartition("changes", 0)
-FAST = RuntimeConfig(linger_ms=0, idle_s=0.01, offsets_only_s=0, backoff_s=0.01, patience_s=0.5)
+FAST = RuntimeConfig(linger_ms=0, idle_s=0.01, offsets_only_s=0, backoff_s=0.01, patience_s=0.5, deaths=0)
 
 
 class Copy:
@@ -200,6 +200,26 @@ def test_a_changelog_that_ends_in_control_records_is_read_to_its_end(log: Flaky,
     writer.commit("other", {})
     Session(log, drive(told), FAST, SystemClock()).close()
     assert told == ["restore b'a'", "start 0 None"]
+
+
+def test_a_changelog_that_is_shortened_while_it_is_read_is_read_again(log: Flaky, told: list[str]) -> None:
+    put(log, b"a", b"b", b"c", topic="changes")
+    begins = log.beginning_offsets
+    asked = 0
+
+    def beginning_offsets(partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        nonlocal asked
+        found = begins(partitions)
+        asked += 1
+        if asked == 1:
+            log.trim(CHANGES, 2)
+        return found
+
+    log.beginning_offsets = beginning_offsets  # type: ignore[method-assign]
+    put(log, b"1")
+    with Running(log, told):
+        until(lambda: out(log) == [b"1"])
+    assert told == ["restore b'c'", "start 0 None"]
 
 
 def test_a_doubt_costs_a_producer_and_nothing_else(log: Flaky, told: list[str]) -> None:

@@ -115,7 +115,7 @@ def figures(outcome: Outcome) -> list[Figure]:
         "history.ops": (outcome.main.ops, "operations"),
         "history.transactions": (outcome.main.transactions, "transactions"),
         "history.faults": (len(outcome.faults), "faults"),
-        "history.control_errors": (outcome.control.errors, "errors"),
+        "history.control_errors": (len(outcome.control.findings), "errors"),
         "history.control_rounds": (outcome.rounds, "rounds"),
         "history.control_red": (outcome.red, "rounds"),
     }

@@ -32,7 +32,7 @@ def print_outcome(outcome: Outcome) -> None:
     )
     out.print(
         f"control: a producer used again after its EndTxn timed out; {outcome.red} of {outcome.rounds} rounds are red, "
-        f"{outcome.control.errors} errors"
+        f"{len(outcome.control.findings)} errors"
     )
     if not outcome.ok:
         out.print(f"NOT AS IT SHOULD BE; books and logs: {outcome.folder}")

@@ -12,10 +12,12 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as WirePartition
 from confluent_kafka.admin import AdminClient
 
 # `confluent_kafka.admin` re-exports these without saying so, which type checkers refuse.
 from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import LatestSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
@@ -118,6 +120,7 @@ def apply_topics(
             )
         time.sleep(_PAUSE_S)
     _check(topics, now, prefix, profile)
+    _wait_led(admin, [now[prefix + spec.name] for spec in missing], deadline)
     return Applied(tuple(prefix + spec.name for spec in missing), tuple(sorted(states)))
 
 
@@ -215,6 +218,30 @@ def _create(admin: AdminClient, specs: Sequence[TopicSpec], prefix: str, profile
                     f"topic {name} cannot be created: {error.args[0].str()}; a {profile} stack needs that many brokers"
                 ) from error
             raise LogUnavailable(f"topic {name} was not created: {error}") from error
+
+
+def _wait_led(admin: AdminClient, states: Sequence[TopicState], deadline: float) -> None:
+    """Returns when every partition of new topics has a leader that serves it. Raises `LogUnavailable` at the deadline.
+
+    Who writes before then may have its first batch turned away and its second one taken: see `Delivery` in
+    `rollwire.streams.seams.log_kafka_write`.
+    """
+    left = {WirePartition(state.name, p) for state in states for p in range(state.partitions)}
+    while left:
+        asked = admin.list_offsets(dict.fromkeys(left, LatestSpec()), request_timeout=_REQUEST_S)  # type: ignore[no-untyped-call]
+        why = ""
+        for partition, future in asked.items():
+            try:
+                future.result(timeout=_REQUEST_S + 5.0)
+                left.discard(partition)
+            except (KafkaException, TimeoutError) as error:
+                why = str(error)
+        if left and time.monotonic() > deadline:
+            raise LogUnavailable(
+                f"{len(left)} partitions of new topics have no leader after {_REQUEST_S:g} s: {why}"
+            )
+        if left:
+            time.sleep(_PAUSE_S)
 
 
 def _answer(future: Future[Any], *, missing_ok: bool = False) -> Any:

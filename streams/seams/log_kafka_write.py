@@ -30,17 +30,30 @@ _ABORT_S: Final = 10.0
 _QUEUE_S: Final = 30.0  # how long a full local queue may stay full (C48)
 
 
-class _Delivery:
-    """Counts the acknowledgements of one call."""
+class Delivery:
+    """Counts acknowledgements. `unplaced`: those without an offset, which prove nothing.
+
+    On a topic that was just made, a first batch may be turned away while the next one that is under way is taken, since
+    the broker knows no sequence of this producer yet. The first one's retry then looks like a repeat to the broker, and
+    librdkafka reports it as written: seen as records that were acknowledged and are not in the log.
+    """
 
     def __init__(self) -> None:
         self.done = 0
+        self.unplaced = 0
         self.error: KafkaError | None = None
 
-    def report(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None and self.error is None:
-            self.error = error
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.error = self.error or error
+        else:
+            offset = message.offset()
+            self.unplaced += offset is None or offset < 0
         self.done += 1
+
+
+class _Unplaced(Exception):
+    """Records of a transaction were acknowledged without an offset."""
 
 
 class KafkaWriter:
@@ -56,7 +69,7 @@ class KafkaWriter:
         for record in records:
             check_size(record)
         deadline = time.monotonic() + timeout_s
-        delivery = _Delivery()
+        delivery = Delivery()
         producer = self._producer
         for record in records:
             produce(producer, self._prefix, record, deadline, delivery.report)
@@ -71,6 +84,12 @@ class KafkaWriter:
             producer.poll(min(left, 0.1))
         if delivery.error is not None:
             self._fail(producer, delivery.error)
+        if delivery.unplaced:
+            self._renew(producer)
+            raise LogUnavailable(
+                f"{delivery.unplaced} of {len(records)} records were acknowledged without an offset: they may not be in "
+                "the log (write them again: their ids make repeats harmless)"
+            )
 
     def close(self) -> None:
         self._producer.flush(10.0)
@@ -80,11 +99,14 @@ class KafkaWriter:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             raise Refused("too_large", f"the broker refused a record: {error.str()}")
         if error.fatal() or error.code() == KafkaError._FATAL:
-            # An idempotent producer that lost its sequence never recovers.
-            with self._lock:
-                if self._producer is producer:
-                    self._producer = Producer(self._config)
+            self._renew(producer)
         raise LogUnavailable(f"a record was not written: {error.str()} ({error.name()})")
+
+    def _renew(self, producer: Producer) -> None:
+        """An idempotent producer that lost its sequence never recovers."""
+        with self._lock:
+            if self._producer is producer:
+                self._producer = Producer(self._config)
 
 
 class KafkaTransactionalWriter:
@@ -113,7 +135,7 @@ class KafkaTransactionalWriter:
         self._groups: dict[str, Consumer] = {}
         self._open = False
         self._dead: str | None = None
-        self._failed: KafkaError | None = None
+        self._delivery = Delivery()
         self._watch = ConnectionWatch()
         watched = config | {"debug": "broker", "logger": self._watch}
         self._producer: Producer | None = Producer(watched)
@@ -135,8 +157,8 @@ class KafkaTransactionalWriter:
         producer = self._alive()
         if self._open:
             raise LogError(f"transactional id {self._id!r} has an open transaction: commit or abort it first")
-        self._failed = None
         producer.poll(0)
+        self._delivery = Delivery()
         self._watch.failed = None  # nothing was under way
         try:
             producer.begin_transaction()
@@ -151,7 +173,7 @@ class KafkaTransactionalWriter:
         deadline = time.monotonic() + _QUEUE_S
         try:
             for record in records:
-                produce(producer, self._prefix, record, deadline, self._report)
+                produce(producer, self._prefix, record, deadline, self._delivery.report)
             producer.poll(0)
         except KafkaException as failure:
             self._settle(failure, "writing")
@@ -175,6 +197,10 @@ class KafkaTransactionalWriter:
             self._settle(failure, "committing")
         except DeadlineExceeded as failure:
             self._lose(failure, "committing")
+        except _Unplaced as failure:
+            self.abort()
+            self._kill(str(failure))
+            raise LogUnavailable(f"{failure}; the transaction is aborted, nothing of it is visible") from None
         self._ended(producer)
 
     def abort(self) -> None:
@@ -216,6 +242,12 @@ class KafkaTransactionalWriter:
                 self._group(name).consumer_group_metadata() if place is None else place(),
                 max(0.1, deadline - time.monotonic()),
             )
+        producer.flush(max(0.1, deadline - time.monotonic()))
+        if self._delivery.unplaced:
+            raise _Unplaced(
+                f"transaction of {self._id!r}: {self._delivery.unplaced} records were acknowledged without an offset, they "
+                "may not be in the log"
+            )
         # Never retried: a second EndTxn could end the next transaction (C36).
         producer.commit_transaction(max(0.1, deadline - time.monotonic()))
 
@@ -237,10 +269,6 @@ class KafkaTransactionalWriter:
         text = f"transactional id {self._id!r}, {doing}: {failure}"
         self._kill(text)
         raise TransactionUnknown(f"{text}; the outcome is unknown, read the committed offsets") from failure
-
-    def _report(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None and self._failed is None:
-            self._failed = error
 
     def _group(self, group: str) -> Consumer:
         """A consumer that never joins: it only names the group whose offsets the transaction commits."""
@@ -267,7 +295,7 @@ class KafkaTransactionalWriter:
     def _settle(self, failure: KafkaException, doing: str) -> NoReturn:
         """Sorts an error: fenced, certainly nothing written (aborted here), or unknown."""
         error: KafkaError = failure.args[0]
-        cause = self._failed if self._failed is not None else error
+        cause = self._delivery.error or error
         text = f"transactional id {self._id!r}, {doing}: {error.str()} ({error.name()})"
         if cause is not error:
             text += f", because a record was refused: {cause.str()}"

@@ -141,7 +141,9 @@ def test_without_require_traces_the_topic_is_not_read() -> None:
         ([None], "dropped", "group_of_one"),
     ],
 )
-def test_groups_without_signal(bench: Bench, rewards: list[float | None], fate: str, reason: str) -> None:
+def test_c07_c08_groups_without_signal(
+    bench: Bench, rewards: list[float | None], fate: str, reason: str
+) -> None:
     bench.whole(G, rewards)
     events = bench.taken()
     found = fate_of(events)
@@ -161,7 +163,7 @@ def test_groups_of_equal_rewards_are_kept_where_that_is_asked_for() -> None:
     assert fate_of(bench.taken()).reason == "unscorable"
 
 
-def test_a_member_without_a_score_stays_out_of_the_mean(bench: Bench) -> None:
+def test_c09_a_member_without_a_score_stays_out_of_the_mean(bench: Bench) -> None:
     """C09: null is no zero."""
     bench.whole(G, [1.0, 0.0, None, 0.5])
     group = one(bench.taken(), r.Group)
@@ -169,7 +171,7 @@ def test_a_member_without_a_score_stays_out_of_the_mean(bench: Bench) -> None:
     assert [m.advantage for m in group.members] == [0.5, -0.5, None, 0.0]
 
 
-def test_one_loser_among_equals_keeps_all_members(bench: Bench) -> None:
+def test_c07_one_loser_among_equals_keeps_all_members(bench: Bench) -> None:
     """C07, second case."""
     bench.whole(G, [0.0, *[0.95] * 7])
     group = one(bench.taken(), r.Group)
@@ -179,7 +181,7 @@ def test_one_loser_among_equals_keeps_all_members(bench: Bench) -> None:
     assert sum(advantages) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_group_that_never_fills_is_closed_at_its_deadline(bench: Bench) -> None:
+def test_c10_a_group_that_never_fills_is_closed_at_its_deadline(bench: Bench) -> None:
     """C10: the fourth rollout arrives late, twice."""
     for i in range(3):
         bench.put(synthetic.rollout(G, i, 4, at_us=NOW_US), synthetic.reward(G, i, 1.0, at_us=NOW_US))
@@ -325,7 +327,7 @@ def test_events_long_after_their_group_was_opened_are_late(bench: Bench) -> None
     assert bench.step.open_groups == bench.step.closed_groups == 0
 
 
-def test_a_group_of_which_nothing_came_in_time_gets_one_fate(bench: Bench) -> None:
+def test_c06_a_group_of_which_nothing_came_in_time_gets_one_fate(bench: Bench) -> None:
     """C06: after an outage that was longer than the deadline the fleet's slots come back."""
     bench.now_us += 90 * SECOND_US
     bench.put(synthetic.rollout(G, 0, 2, at_us=NOW_US))
@@ -384,7 +386,7 @@ def test_closed_groups_are_forgotten_after_the_late_horizon() -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"hello", b"\xc3\x01" + b"x" * 100])
 @pytest.mark.parametrize("topic", ["rollouts", "rewards", "routing-traces"])
-def test_poison_is_kept_whole_and_stops_nothing(bench: Bench, topic: str, value: bytes | None) -> None:
+def test_c44_poison_is_kept_whole_and_stops_nothing(bench: Bench, topic: str, value: bytes | None) -> None:
     """C44."""
     headers = (("odd", None), ("ce_id", b"\xff"))
     bench.put_raw(Outgoing(topic, b"key", value, headers))
@@ -414,7 +416,7 @@ FINGERPRINT = slice(2, 10)  # in a value: between the marker and the body
         (lambda value: value[:-1], "malformed"),
     ],
 )
-def test_a_bad_value_in_the_middle_of_good_ones(
+def test_c56_c59_a_bad_value_in_the_middle_of_good_ones(
     bench: Bench, damage: Callable[[bytes], bytes], reason: str
 ) -> None:
     """C56, C59: it is a dead letter, whole; the good events before and behind it make their group."""
@@ -434,7 +436,7 @@ def test_a_bad_value_in_the_middle_of_good_ones(
     assert [member.reward for member in group.members] == [float(i % 2) for i in range(9)]
 
 
-def test_an_event_written_under_another_topics_fingerprint_is_refused(bench: Bench) -> None:
+def test_c59_an_event_written_under_another_topics_fingerprint_is_refused(bench: Bench) -> None:
     """C59: whatever the body would say under it."""
     reward = outgoing(synthetic.reward(G, 0, 1.0, at_us=NOW_US), source="test", time_us=NOW_US)
     rollout = outgoing(synthetic.rollout(G, 0, 2, at_us=NOW_US), source="test", time_us=NOW_US)

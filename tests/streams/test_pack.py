@@ -175,7 +175,7 @@ def test_c03_a_buffered_group_is_judged_again_when_it_is_drained(make_group: Mak
     assert bench.fates[held.group_id] == "stale"
 
 
-def test_the_oldest_span_of_any_member_counts(make_group: MakeGroup) -> None:
+def test_c02_the_oldest_span_of_any_member_counts(make_group: MakeGroup) -> None:
     bench = Bench(
         PackConfig(groups_per_step=1, max_lag_versions=1, max_steps_ahead=0), latest_version=5, next_step=6
     )
@@ -252,7 +252,7 @@ def test_unscored_members_are_not_trained_on(make_group: MakeGroup) -> None:
     assert bench.fates[nobody.group_id] == "unscorable"
 
 
-def test_a_poison_record_is_refused_once_and_stops_nobody(make_group: MakeGroup) -> None:
+def test_c44_a_poison_record_is_refused_once_and_stops_nobody(make_group: MakeGroup) -> None:
     bench = Bench(PackConfig(groups_per_step=2, max_lag_versions=0))
     bench.arrive(0, make_group(1))
     bench.arrive(0, Refused("malformed", "not a group"))

@@ -193,7 +193,7 @@ def test_without_a_committed_offset_it_starts_at_the_beginning(log: Flaky, told:
     assert out(log) == [b"3"]
 
 
-def test_a_changelog_that_ends_in_control_records_is_read_to_its_end(log: Flaky, told: list[str]) -> None:
+def test_c40_a_changelog_that_ends_in_control_records_is_read_to_its_end(log: Flaky, told: list[str]) -> None:
     writer = log.transactional_writer("other")
     writer.begin()
     writer.write([Outgoing("changes", b"k", b"a")])
@@ -280,7 +280,7 @@ def test_failures_without_end_are_raised_after_the_patience(log: Flaky, told: li
     assert out(log) == []
 
 
-def test_who_is_fenced_stops_at_once_and_leaves_nothing(log: Flaky, told: list[str]) -> None:
+def test_c38_who_is_fenced_stops_at_once_and_leaves_nothing(log: Flaky, told: list[str]) -> None:
     """C38: the second process with the same id wins."""
     put(log, b"1")
     with Running(log, told) as running:

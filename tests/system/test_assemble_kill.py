@@ -141,7 +141,7 @@ def test_killed_in_mid_flow_nothing_is_lost_or_doubled(stack: StackInfo, prefix:
     assert letters(log) == []
 
 
-def test_poison_between_good_events(stack: StackInfo, prefix: str) -> None:
+def test_c44_c56_poison_between_good_events(stack: StackInfo, prefix: str) -> None:
     """A poison event on `rollouts` and one on `rewards`: kept whole, and the good ones behind them go on."""
     log = KafkaLog(stack.bootstrap, prefix)
     first, second = group_events(1, 2), group_events(2, 2)

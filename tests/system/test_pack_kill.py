@@ -140,7 +140,7 @@ class World:
         self._reader.close()
 
 
-def test_kill_9_in_mid_flow(stack: StackInfo, prefix: str) -> None:
+def test_c15_kill_9_in_mid_flow(stack: StackInfo, prefix: str) -> None:
     log = KafkaLog(stack.bootstrap, prefix)
     world = World(log)
     for killed_at in (7, 8, 15):

@@ -114,7 +114,7 @@ class Trainers:
         return "\n".join(path.read_text()[-3000:] for path in sorted(self._folder.glob("*.log")))
 
 
-def test_a_killed_trainer_leaves_no_hole_and_no_repeat(
+def test_c15_a_killed_trainer_leaves_no_hole_and_no_repeat(
     stack: StackInfo, prefix: str, log: KafkaLog, store: S3Store, tmp_path: Path
 ) -> None:
     write_plans(log, SPEC, range(1, LAST + 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from rollwire.kernels.packing import plan_microbatches
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.pack_step import NAME, VERSIONS, PackStep
@@ -38,6 +39,8 @@ def run_pack(
     Raises what `run_step` raises, `PlanViolation`, and `ConfigError` where a plan does not fit a record or there are
     fewer partitions than ranks.
     """
+    # A standby that has to compile its kernels first would not take over in time.
+    warm_up(config)
     packing = drive(log, config, prefix, model, lineage)
 
     def plan(held: frozenset[TopicPartition]) -> Mapping[str, Drive]:
@@ -51,6 +54,20 @@ def run_pack(
         runtime or RUNTIME,
         stop=stop,
         clock=clock or SystemClock(),
+    )
+
+
+def warm_up(config: PackConfig) -> None:
+    """Plans a step of nothing, so that the kernels are compiled."""
+    budget = config.token_budget // config.context_parallel
+    lengths_B = [min(budget, 1 + i % 7) for i in range(8 * config.ranks)]
+    plan_microbatches(
+        lengths_B,
+        [float(length) for length in lengths_B],
+        config.ranks,
+        budget,
+        objective=config.objective,
+        context_parallel=config.context_parallel,
     )
 
 

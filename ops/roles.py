@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollwire.ops.collector import relax_collector
 from rollwire.ops.logs import configure_logging
+from rollwire.ops.memory import tune_memory
 from rollwire.ops.parent import stop_with_parent
 from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
@@ -121,7 +121,7 @@ def run_verifier_role(run: Run) -> None:
 def run_assemble_role(run: Run) -> None:
     from rollwire.streams.run_assemble import run_assemble
 
-    relax_collector()
+    tune_memory()
     log = run.log("assemble")
     try:
         run_assemble(
@@ -140,7 +140,7 @@ def run_pack_role(run: Run) -> None:
     from rollwire.streams.run_pack import run_pack
 
     settings = run.settings
-    relax_collector()
+    tune_memory()
     log = run.log("pack")
     try:
         run_pack(

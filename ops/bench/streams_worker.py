@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rollwire.ops.bench.streams_bare import Bare, BareLog, bare_assemble, bare_pack
 from rollwire.ops.bench.streams_load import LINEAGE, MODEL
-from rollwire.ops.collector import relax_collector
 from rollwire.ops.logs import configure_logging
+from rollwire.ops.memory import tune_memory
 from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.streams.assemble import AssembleConfig
 from rollwire.streams.pack import PackConfig
@@ -114,7 +114,7 @@ def warm_pack(config: PackConfig) -> None:
 
 def _process(work: Work, gate: Gate) -> None:
     configure_logging()
-    relax_collector()
+    tune_memory()
     stop = threading.Event()
     began: list[float] = [0.0]
 

@@ -169,7 +169,7 @@ def test_c15_the_pack_that_stands_by_takes_over_within_ten_seconds_of_a_kill(
     stack: StackInfo, prefix: str
 ) -> None:
     log = KafkaLog(stack.bootstrap, prefix)
-    admin = AdminClient({"bootstrap.servers": stack.bootstrap, "logger": bridge()})
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap}, logger=bridge())
     name = f"{prefix}pack"
     write(log, version_event())
     with process(PACK, stack, prefix, "one") as one:

@@ -80,6 +80,6 @@ def _flaw(group: Group, token_budget: int) -> tuple[Reason, str] | None:
                 "not_finite",
                 f"{member.rollout.rollout_id}: advantage {member.advantage} does not fit float32",
             )
-        if not any(member.rollout.loss_mask):
+        if 1 not in member.rollout.loss_mask:
             return "sequence_empty", f"{member.rollout.rollout_id}: the mask keeps no token"
     return None

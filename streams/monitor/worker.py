@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from rollwire.streams.monitor.config import MonitorConfig, config_from_environment
+from rollwire.streams.monitor.versions import check_versions, installed
 
 if TYPE_CHECKING:
     from rollwire.streams.monitor.faust_app import MonitorApp
@@ -20,7 +21,11 @@ _logger = structlog.get_logger("rollwire.monitor")
 def run_monitor(
     bootstrap: str, prefix: str, redis_url: str | None, web_port: int = 0, web_host: str = "127.0.0.1"
 ) -> None:
-    """Runs until SIGTERM or SIGINT; must be called from the main thread, whose signal handlers the worker sets."""
+    """Runs until SIGTERM or SIGINT; must be called from the main thread, whose signal handlers the worker sets.
+
+    Raises `EnvironmentMissing` where a package is of a version that is not supported.
+    """
+    check_versions(installed())
     import faust
 
     config = MonitorConfig(

@@ -43,7 +43,10 @@ def assemble(log: KafkaLog, prefix: str, ahead_s: float) -> Iterator[None]:
     stop = threading.Event()
     config = AssembleConfig(group_deadline_s=600, ahead_s=ahead_s, require_traces=False)
     thread = threading.Thread(
-        target=run_assemble, args=(log, config), kwargs={"prefix": prefix, "stop": stop}, daemon=True
+        target=run_assemble,
+        args=(log, config),
+        kwargs={"prefix": prefix, "stop": stop, "partitions": range(4)},
+        daemon=True,
     )
     thread.start()
     try:

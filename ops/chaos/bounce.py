@@ -48,6 +48,7 @@ PRODUCER: Final = "producer"
 _TICK_S: Final = 0.05
 _FIRST_S: Final = 90.0  # until version 0 stands: processes start, import, take over
 _STALL_S: Final = 90.0  # nothing moved for so long after the load's end: what is missing is lost
+_OVERCOME_S: Final = 15.0
 _LEAD_S: Final = 1.0  # from the producer's start to the first group
 _PATIENCE_S: Final = 600.0  # of the reader that watches: longer than any outage here
 _DRAIN_S: Final = 60.0
@@ -167,6 +168,7 @@ class _Run:
         self._outcome: Outcome | None = None
         self._waiting: dict[int, tuple[float, int]] = {}  # fault -> when it struck, versions seen by then
         self._watcher: Watcher | None = None
+        self._last = (0.0, 0)  # when the last fault was over, versions seen by then
 
     def run(self) -> Outcome:
         options, page = self._options, self._page
@@ -219,14 +221,22 @@ class _Run:
     # -- the fire -------------------------------------------------------------------------------------------------
 
     def _fire(self, load: Workload, striker: Striker, outcome: Outcome) -> None:
-        """One fault after the other, each when its share of the load's time is over."""
+        """One fault after the other, each when its share of the load's time is over and the one before is overcome: what
+        stands still cannot be hit in mid-flow. That is waited for `_OVERCOME_S` at most.
+        """
         faults = plan_faults((*WORKERS, PRODUCER, BROKER), self._options.faults, self._options.seed)
         pause = threading.Event()
         for fault in faults:
-            while self._since(load) < fault.at * load.duration_s:
+            while self._since(load) < fault.at * load.duration_s or not self._overcome():
                 self._tend()
                 pause.wait(_TICK_S)
             self._strike(fault, striker, load, outcome)
+            self._last = time.monotonic(), self._count("weight-versions")
+
+    def _overcome(self) -> bool:
+        """Whether a version came since the last fault was over, or it has been long enough."""
+        over, versions = self._last
+        return self._count("weight-versions") > versions or time.monotonic() - over > _OVERCOME_S
 
     def _strike(self, fault: Fault, striker: Striker, load: Workload, outcome: Outcome) -> None:
         self._waiting[fault.number] = (time.monotonic(), self._count("weight-versions"))

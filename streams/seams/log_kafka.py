@@ -38,7 +38,7 @@ from rollwire.streams.seams.log import (
     Writer,
 )
 from rollwire.streams.seams.log_kafka_write import KafkaTransactionalWriter, KafkaWriter
-from rollwire.streams.seams.member_kafka import KafkaMember
+from rollwire.streams.seams.member_kafka import MEMBER_TIMEOUT_S, KafkaMember
 from rollwire.streams.seams.rdkafka_logs import bridge
 
 _REQUEST_S: Final = 8.0  # a question to the broker: short enough for a stop within 10 s
@@ -70,7 +70,8 @@ class KafkaLog:
 
     `patience_s` bounds how long the broker may be away before a reader raises `LogUnavailable`;
     `transaction_timeout_s` is when the broker itself ends a transaction whose owner died: above the worst pause of a
-    process, and no longer than readers may stand still behind it (C41).
+    process, and no longer than readers may stand still behind it (C41). `member_timeout_s` is when a member of a group that
+    is silent loses its place: a broker with default settings refuses less than 6 s.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class KafkaLog:
         *,
         patience_s: float = 60.0,
         transaction_timeout_s: float = 60.0,
+        member_timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
         self._prefix = prefix
         self._patience_s = patience_s
         self._transaction_timeout_s = transaction_timeout_s
+        self._member_timeout_s = member_timeout_s
         self._common: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
             "client.id": client_id,
@@ -106,9 +109,11 @@ class KafkaLog:
     def member(
         self, group: str, topics: Sequence[str], revoke: Callable[[frozenset[TopicPartition]], None]
     ) -> Member:
-        return KafkaMember(
-            self._consumer_config(group), self._prefix, group, topics, revoke, self._transactional_writer
-        )
+        config = self._consumer_config(group) | {
+            "session.timeout.ms": round(self._member_timeout_s * 1_000),
+            "heartbeat.interval.ms": round(min(0.5, self._member_timeout_s / 4) * 1_000),
+        }
+        return KafkaMember(config, self._prefix, group, topics, revoke, self._transactional_writer)
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
         return self._transactional_writer(transactional_id, timeout_s, {})

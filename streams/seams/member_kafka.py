@@ -3,8 +3,7 @@
 What is fixed here and why
     range                       joined topics must be shared out in whole pairs; cooperative-sticky splits them
     nothing is assigned         to the consumer itself, so it fetches nothing: sessions read with readers of their own
-    session.timeout.ms=6000     who is killed is missed within 6 s: a standby takes over within 10 s; less than 6 s is
-                                refused by a broker with default settings
+    session.timeout.ms          who is killed is missed within MEMBER_TIMEOUT_S, so that a standby takes over within 10 s
     client.id has a start time  `range` goes by member ids, which begin with it: who was there first keeps its part
                                 when another process comes
 """
@@ -22,8 +21,7 @@ from rollwire.schemas.errors import DeadlineExceeded, LogError, LogUnavailable, 
 from rollwire.streams.seams.log import TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_kafka_write import bounded
 
-_SESSION_MS: Final = 6_000
-_HEARTBEAT_MS: Final = 500
+MEMBER_TIMEOUT_S: Final = 6.0  # the least that a broker with default settings takes
 _LEAVE_S: Final = 1.0
 _PASSING: Final = frozenset(
     {
@@ -60,8 +58,6 @@ class KafkaMember:
             | {
                 "client.id": f"{config['client.id']}.{time.time_ns():020d}",
                 "partition.assignment.strategy": "range",
-                "session.timeout.ms": _SESSION_MS,
-                "heartbeat.interval.ms": _HEARTBEAT_MS,
             }
         )
         self._consumer.subscribe(

@@ -36,7 +36,7 @@ from rollwire.streams.seams.log_kafka import KafkaLog
 bootstrap, prefix, deadline_s = sys.argv[1:]
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-log = KafkaLog(bootstrap, prefix, "assemble")
+log = KafkaLog(bootstrap, prefix, "assemble", member_timeout_s=2.0)
 run_assemble(log, AssembleConfig(group_deadline_s=float(deadline_s)), prefix=prefix, stop=stop)
 """
 

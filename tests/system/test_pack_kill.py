@@ -36,7 +36,7 @@ from rollwire.streams.pack import PackConfig
 from rollwire.streams.run_pack import run_pack
 from rollwire.streams.seams.log_kafka import KafkaLog
 config = PackConfig(groups_per_step={GROUPS_PER_STEP}, max_lag_versions={MAX_LAG}, ranks=2, max_steps_ahead=1)
-log = KafkaLog(sys.argv[1], sys.argv[2])
+log = KafkaLog(sys.argv[1], sys.argv[2], member_timeout_s=2.0)
 run_pack(log, config, prefix=sys.argv[2], model="policy", lineage="{LINEAGE}", stop=threading.Event())
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
@@ -69,6 +70,9 @@ class Ends:
             except KafkaException as failure:
                 if failure.args[0].code() not in _PASSING or time.monotonic() > deadline:
                     raise
+                # The client does not ask by itself who leads now.
+                with suppress(KafkaException):
+                    self._admin.list_topics(wire.topic, timeout=_ASK_S)
                 time.sleep(0.05)
 
     def settled(self, log: Log, deadline_s: float) -> dict[TopicPartition, int]:

@@ -131,6 +131,7 @@ def run_assemble_role(run: Run) -> None:
             partitions=None,
             stop=run.stop,
             clock=SystemClock(),
+            runtime=run.settings.runtime,
         )
     finally:
         log.close()
@@ -151,6 +152,7 @@ def run_pack_role(run: Run) -> None:
             lineage=settings.lineage,
             stop=run.stop,
             clock=SystemClock(),
+            runtime=run.settings.runtime,
         )
     finally:
         log.close()

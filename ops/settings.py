@@ -24,6 +24,7 @@ from rollwire.producers.fleet import FleetConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
 from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.drive import RuntimeConfig
 from rollwire.streams.pack import PackConfig
 
 RUN_FILE = "run.json"
@@ -64,6 +65,7 @@ class RunSettings(BaseModel):
     verifier: VerifierConfig = VerifierConfig()
     assemble: AssembleConfig = AssembleConfig()
     pack: PackConfig = PackConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
     trainer: TrainerConfig = TrainerConfig()
     publisher: PublisherConfig = PublisherConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()

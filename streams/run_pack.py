@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Final
 
 from rollwire.kernels.packing import plan_microbatches
 from rollwire.schemas.errors import ConfigError
@@ -20,7 +21,8 @@ from rollwire.streams.workers import run_shared
 
 # A batch may fill the buffer beyond its limit, so it is short; an outage of the broker is waited out for longer, since
 # one process packs for all ranks.
-RUNTIME = RuntimeConfig(max_records=500, patience_s=120.0)
+_MAX_RECORDS: Final = 500
+_PATIENCE_S: Final = 120.0
 
 
 def run_pack(
@@ -41,6 +43,13 @@ def run_pack(
     """
     # A standby that has to compile its kernels first would not take over in time.
     warm_up(config)
+    runtime = runtime or RuntimeConfig()
+    runtime = runtime.model_copy(
+        update={
+            "max_records": min(runtime.max_records, _MAX_RECORDS),
+            "patience_s": max(runtime.patience_s, _PATIENCE_S),
+        }
+    )
     packing = drive(log, config, prefix, model, lineage)
 
     def plan(held: frozenset[TopicPartition]) -> Mapping[str, Drive]:
@@ -51,7 +60,7 @@ def run_pack(
         packing.group,
         [VERSIONS.topic],
         plan,
-        runtime or RUNTIME,
+        runtime,
         stop=stop,
         clock=clock or SystemClock(),
     )

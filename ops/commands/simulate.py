@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 from rich.console import Console
@@ -18,6 +18,10 @@ Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 NotNegative = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 _SHOWN = 5  # failing seeds that are told in full
+_LINES = 12  # of their last effects
+
+if TYPE_CHECKING:
+    from rollwire.ops.simulate.run import Outcome
 
 
 def simulate(
@@ -49,26 +53,21 @@ def simulate(
 
     began_s = time.monotonic()
     console = Console(stderr=True)
+    at = commit() or "no commit"
+    failed: list[Outcome] = []
     with Progress(
         TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"),
         TimeRemainingColumn(), console=console, transient=True,
     ) as progress:  # fmt: skip
         task = progress.add_task("seeds", total=seeds, failed=0)
-        tally = sweep(
-            first,
-            seeds,
-            jobs=jobs,
-            told=lambda done, failed: progress.update(task, completed=done, failed=failed),
-        )
-    at = commit() or "no commit"
-    for outcome in tally.failures[:_SHOWN]:
-        console.print(f"seed {outcome.seed} at {at}: {outcome.failure}", markup=False, highlight=False)
-        for line in outcome.last[-12:]:
-            console.print(f"    {line}", markup=False, highlight=False)
-    if tally.failures:
-        console.print(
-            f"replay: rollwire simulate --seed {tally.failures[0].seed}", markup=False, highlight=False
-        )
+
+        def told(done: int, new: list[Outcome]) -> None:
+            for outcome in new[: max(0, _SHOWN - len(failed))]:
+                _tell(progress.console, at, outcome)
+            failed.extend(new)
+            progress.update(task, completed=done, failed=len(failed))
+
+        tally = sweep(first, seeds, jobs=jobs, told=told)
     figures = tally.figures()
     table = Table(box=None, pad_edge=False, show_header=False)
     for figure in figures:
@@ -85,6 +84,13 @@ def simulate(
     if json is not None:
         write_figures(json, f"rollwire simulate --seeds {seeds} --first {first}", figures)
     return 1 if tally.failures or tally.unknown else 0
+
+
+def _tell(console: Console, at: str, outcome: Outcome) -> None:
+    console.print(f"seed {outcome.seed} at {at}: {outcome.failure}", markup=False, highlight=False)
+    for line in outcome.last[-_LINES:]:
+        console.print(f"    {line}", markup=False, highlight=False)
+    console.print(f"    replay: rollwire simulate --seed {outcome.seed}", markup=False, highlight=False)
 
 
 def _replay(seed: int) -> int:

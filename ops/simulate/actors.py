@@ -37,12 +37,15 @@ class Life(Protocol):
     def close(self) -> None: ...
 
 
-Make = Callable[[Log, ObjectStore], Life]
+Make = Callable[[Log, ObjectStore, str], Life]  # the last: the process's name
 
 
 class _Running:
-    def __init__(self, process: Process) -> None:
+    """One session. `name`: of the operating system's process, which may go on with another session after an error."""
+
+    def __init__(self, process: Process, name: str) -> None:
         self.process = process
+        self.name = name
         self.life: Life | None = None
 
 
@@ -59,6 +62,7 @@ class Actor:
         self._store = store
         self._make = make
         self._lives = 0
+        self._goes_on: str | None = None  # the process that makes the next session
         self._current: _Running | None = None
         self._copies: list[_Running] = []
 
@@ -79,7 +83,9 @@ class Actor:
         running = self._current
         if running is None:
             self._lives += 1
-            running = self._current = _Running(Process(self.role, f"{self.name}#{self._lives}"))
+            process = Process(self.role, f"{self.name}#{self._lives}")
+            running = self._current = _Running(process, self._goes_on or process.name)
+            self._goes_on = None
         if not running.process.busy and not self._run(running) and self._current is running:
             self._current = None
 
@@ -110,13 +116,15 @@ class Actor:
         try:
             if running.life is None:
                 log = ProcessLog(self.world, self._log, process)
-                running.life = self._make(log, ProcessStore(self.world, self._store, process))
+                running.life = self._make(log, ProcessStore(self.world, self._store, process), running.name)
             else:
                 running.life.turn()
         except Died:
             return False
         except _MENDED as failure:
             self.world.note(f"{process.name} gives up: {type(failure).__name__}")
+            if self._current is running:
+                self._goes_on = running.name
         except Fenced:
             self.world.note(f"{process.name} is fenced")
         except RollwireError as failure:

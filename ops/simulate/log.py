@@ -7,7 +7,15 @@ from typing import Final
 
 from rollwire.ops.simulate.world import Process, World
 from rollwire.schemas.errors import LogUnavailable, TransactionUnknown
-from rollwire.streams.seams.log import Outgoing, Reader, Record, TopicPartition, TransactionalWriter, Writer
+from rollwire.streams.seams.log import (
+    Noted,
+    Outgoing,
+    Reader,
+    Record,
+    TopicPartition,
+    TransactionalWriter,
+    Writer,
+)
 from rollwire.streams.seams.log_memory import (
     GroupOffset,
     Marker,
@@ -45,6 +53,26 @@ class SimulatedLog(MemoryLog):
                     world.note(f"marker of {marker.transaction.transactional_id} at {_name(marker)}")
                     self.deliver(marker)
 
+    def retire(self, topic: str, before_us: int, needed: Callable[[int], set[bytes | None]]) -> None:
+        """What retention does: everything that was written before `before_us` and stands at the beginning is gone, up to
+        the first key that is `needed` in its partition."""
+        for place, at in self._partitions.items():
+            if place.topic != topic:
+                continue
+            first, keys = at.begin, needed(place.partition)
+            for entry in at.entries[: self._stable(place) - at.begin]:
+                if entry is not None and (entry.timestamp_ms * 1_000 >= before_us or entry.key in keys):
+                    break
+                first += 1
+            if first > at.begin:
+                self._world.note(f"{topic}[{place.partition}] begins at {first}")
+                self.trim(place, first)
+
+    def keys_from(self, place: TopicPartition, offset: int) -> set[bytes | None]:
+        """The keys of the records from `offset` on."""
+        at = self._at(place)
+        return {entry.key for entry in at.entries[offset - at.begin :] if entry is not None}
+
     def later(self, transaction: Transaction | None) -> None:
         """A commit that its sender gave up; it may still arrive before the transaction is ended otherwise."""
         if transaction is not None and self._world.rng.random() < 0.5:
@@ -55,9 +83,9 @@ class SimulatedLog(MemoryLog):
         found = {p: self._committed.get(GroupOffset(group, p)) for p in partitions}
         return {p: at for p, at in found.items() if at is not None}
 
-    def committed_anywhere(self) -> dict[GroupOffset, int]:
-        """The committed offsets of all groups."""
-        return dict(self._committed)
+    def committed_anywhere(self) -> dict[GroupOffset, tuple[int, str]]:
+        """The committed offsets of all groups, with their notes."""
+        return {key: (at, at.note if isinstance(at, Noted) else "") for key, at in self._committed.items()}
 
     def await_markers(self, markers: Sequence[Marker], timeout_s: float) -> None:
         world, process = self._world, self._world.current

@@ -76,7 +76,7 @@ def _account(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int], limit
             )
         if line.pending and line.topic not in _WAITING:
             raise Violated("7", f"the ledger: {line.pending} events of {line.topic} are pending at rest")
-    waiting = laws.groups.keys() - laws.fates.keys()
+    waiting = laws.groups.keys() - laws.fates.keys() - _set_aside(laws)
     if len(waiting) >= limits.groups_per_step:
         raise Violated(
             "8", f"{len(waiting)} groups wait for a plan of {limits.groups_per_step}: {sorted(waiting)}"
@@ -86,6 +86,7 @@ def _account(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int], limit
 def _good_ones(laws: Laws, truth: Mapping[str, Truth], now_us: int) -> None:
     """Law 7: a group whose events are all good and came in time is kept by `assemble`, whatever stood beside them."""
     in_time: dict[str, set[tuple[str, int]]] = {}
+    aside = _set_aside(laws)
     for topic in JOINED:
         for record in laws.records[topic]:
             event = _event(record)
@@ -99,6 +100,8 @@ def _good_ones(laws: Laws, truth: Mapping[str, Truth], now_us: int) -> None:
         wanted |= {("routing-traces", r.index) for r in one.rollouts if r.top_k_experts}
         whole = wanted <= in_time.get(group_id, set())
         outcome = laws.assembled.get(group_id)
+        if group_id in aside:
+            continue
         if (
             one.kind in ("good", "mixed", "stale", "future", "foreign")
             and whole
@@ -125,17 +128,32 @@ def _replay(laws: Laws, step: Step, partition: int, now_us: int) -> None:
         for group_id, outcome in laws.assembled.items()
         if any(at.partition == partition for at in outcome.cut.inputs)
     }
-    for group_id in sorted(live.keys() | said.keys()):
+    for group_id in sorted((live.keys() | said.keys()) - _set_aside(laws)):
         if live.get(group_id) != said.get(group_id):
             raise Violated(
                 "9", f"group {group_id}: {live.get(group_id)} was said, a replay says {said.get(group_id)}"
             )
+    aside = {(t, o) for (t, p, o), d in laws.refused.items() if d.reason == "kills_worker"}
     seen = {(t, o): d.reason for (t, p, o), d in laws.refused.items() if t in JOINED and p == partition}
     # What is bad in itself is refused whenever it is read: for its own reason, or because it came too late.
     odd = {at for at, reason in refused.items() if reason != "late"} - seen.keys()
     odd |= {at for at, reason in seen.items() if reason != "late"} - refused.keys()
-    if odd:
+    if odd - aside:
         raise Violated("7", f"refused in one of two replays only: {sorted(odd)}")
+
+
+def _set_aside(laws: Laws) -> set[str]:
+    """Groups of which a record was taken for deadly: nobody knows what would have become of them."""
+    bad = {at for at, letter in laws.refused.items() if letter.reason == "kills_worker"}
+    records = [
+        r
+        for topic in (*JOINED, "groups")
+        for r in laws.records[topic]
+        if (topic, r.partition, r.offset) in bad
+    ]
+    return {
+        event.group_id for r in records if isinstance(event := _event(r), Rollout | Reward | RoutingTrace)
+    }
 
 
 def _note(outputs: Sequence[Any], said: dict[str, Any], refused: dict[tuple[str, int], str]) -> None:

@@ -50,24 +50,19 @@ class Tally(NamedTuple):
         ]
 
 
-def sweep(first: int, seeds: int, *, jobs: int, told: Callable[[int, int], None]) -> Tally:
-    """Runs seeds `first` to `first + seeds - 1`; `told` hears after each task how many are done and how many failed."""
-    outcomes: list[Outcome] = []
-    failed = 0
+def sweep(first: int, seeds: int, *, jobs: int, told: Callable[[int, list[Outcome]], None]) -> Tally:
+    """Runs seeds `first` to `first + seeds - 1`; `told` hears now and then how many are done and which failed since."""
+    # The first one here: what is compiled when it is first used is then found on disk by all.
+    outcomes = _run(range(first, first + 1))
+    told(1, [outcome for outcome in outcomes if outcome.failure])
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        slices = _slices(first, seeds)
         running: set[Future[list[Outcome]]] = set()
-        for span in slices:
+        for span in _slices(first + 1, seeds - 1):
             running.add(pool.submit(_run, span))
-            if len(running) < 2 * jobs:
-                continue
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            failed += _collect(done, outcomes)
-            told(len(outcomes), failed)
+            if len(running) == 2 * jobs:
+                running = _collect(running, outcomes, told)
         while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            failed += _collect(done, outcomes)
-            told(len(outcomes), failed)
+            running = _collect(running, outcomes, told)
     return tally(outcomes)
 
 
@@ -100,9 +95,13 @@ def _run(seeds: range) -> list[Outcome]:
     return [run_seed(seed) for seed in seeds]
 
 
-def _collect(done: set[Future[list[Outcome]]], outcomes: list[Outcome]) -> int:
-    before = len(outcomes)
-    for future in done:
-        # A seed that passed is told in short: ten thousand histories are of no use.
-        outcomes += [o if o.failure else o._replace(last=()) for o in future.result()]
-    return sum(o.failure is not None for o in outcomes[before:])
+def _collect(
+    running: set[Future[list[Outcome]]], outcomes: list[Outcome], told: Callable[[int, list[Outcome]], None]
+) -> set[Future[list[Outcome]]]:
+    """Waits for a task at least; those that still run."""
+    done, left = wait(running, return_when=FIRST_COMPLETED)
+    came = [outcome for future in done for outcome in future.result()]
+    # A seed that passed is told in short: ten thousand histories are of no use.
+    outcomes += [outcome if outcome.failure else outcome._replace(last=()) for outcome in came]
+    told(len(outcomes), [outcome for outcome in came if outcome.failure])
+    return left

@@ -48,6 +48,11 @@ def _trained(sums: Sums, laws: Laws, version: WeightVersion) -> Sums:
             "9",
             f"step {version.step}: the plan is {digest}, says {slices[0].plan_digest}, trained was {step.plan_digest}",
         )
+    members = [m for group in _groups(laws, version.step) for m in laws.groups[group].members]
+    kept = sorted(m.rollout.rollout_id for m in members if m.advantage is not None)
+    laid = sorted(name for batch in slices for micro in batch.microbatches for name in micro.rollout_ids)
+    if kept != laid:
+        raise Violated("6", f"step {version.step} is of groups with the rollouts {kept}, laid out are {laid}")
     return fold(sums, slices)
 
 

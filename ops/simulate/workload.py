@@ -113,7 +113,7 @@ class Workload:
     def poison(self, now_us: int) -> Planned:
         """Bytes that are no event, a cut one, one with an unknown schema."""
         rng = self._rng
-        topic = rng.choice(("rollouts", "rewards", *(("routing-traces",) if self._traces else ())))
+        topic = rng.choice(("rollouts", "rewards", "groups", *(("routing-traces",) if self._traces else ())))
         value = rng.choice((b"", b"poison", b"\xc3\x01" + bytes(8), b"\xc3\x01" + bytes(40), None))
         return self._plan(now_us, Outgoing(topic, rng.randbytes(4), value))
 

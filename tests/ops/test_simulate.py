@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from rollwire.ops.commands.simulate import simulate
 from rollwire.ops.simulate import sweep
 from rollwire.ops.simulate.points import POINTS
 from rollwire.ops.simulate.run import REAL, Outcome, run_seed
-from rollwire.ops.simulate.sweep import search, tally
+from rollwire.ops.simulate.sweep import Tally, search, tally
 from rollwire.ops.simulate.world import Point
 
 SEEDS: Final = 60
@@ -64,7 +65,12 @@ def test_failing_seeds_and_unknown_places_are_told(
     counted = tally([_failed(7), _failed(4)])
     assert [outcome.seed for outcome in counted.failures] == [4, 7]
     assert counted.unknown == [Point("nobody", "call", "after")]
-    monkeypatch.setattr(sweep, "sweep", lambda *_args, **_named: counted)
+
+    def run(_first: int, _seeds: int, *, jobs: int, told: Callable[[int, list[Outcome]], None]) -> Tally:
+        told(jobs, list(counted.failures))
+        return counted
+
+    monkeypatch.setattr(sweep, "sweep", run)
     assert simulate(seeds=2, first=4, jobs=1, json=tmp_path / "figures.json") == 1
     said = capsys.readouterr().err
     assert "seed 4 at " in said

@@ -274,7 +274,7 @@ def _confirmed(console: Console, chosen: Sequence[dlq.Letter], action: Action) -
     verb = "replay" if action == "replayed" else "drop"
     if not sys.stdin.isatty():
         raise ConfigError(f"nobody can be asked here: give --yes to {verb} {len(chosen):,} dead letters")
-    console.print(f"{verb} {len(chosen):,} dead letters? [y/N] ", end="")
+    console.print(f"{verb} {len(chosen):,} dead letters? [y/N] ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 
 import pytest
+from rich.console import Console
 
 from rollwire.consumers.ledger import count_ledger
+from rollwire.ops.commands.dlq import _confirmed
 from rollwire.ops.dlq import letters as dlq
 from rollwire.ops.dlq import settle as settling
 from rollwire.ops.dlq.settle import Order, settle
@@ -367,3 +370,27 @@ def test_marks_of_others_settle_nothing() -> None:
             model="all", name=good.name, severity="info", text="", attributes=attributes, at_us=NOW_US
         )
         assert settlement_of(odd) is None
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "agreed"), [("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False)]
+)
+def test_only_a_yes_is_a_yes(monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool) -> None:
+    log = new_log()
+    refuse(log, "rollouts", b"x", "not_framed")
+    monkeypatch.setattr("sys.stdin", _Terminal(answer))
+    said = io.StringIO()
+    console = Console(file=said, width=120)
+    assert _confirmed(console, dlq.read_letters(log).letters, "dropped") is agreed
+    assert said.getvalue() == "drop 1 dead letters? [y/N] "
+
+
+def test_where_nobody_can_be_asked_yes_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigError, match="--yes"):
+        _confirmed(Console(file=io.StringIO()), (), "replayed")

@@ -91,7 +91,7 @@ def _body(member: Member, value: bytes | None) -> memoryview | None:
         return None
     # It begins with the rollout's id: a value of another rollout is a fault of the caller's.
     name = _text(member.rollout.rollout_id)
-    if value[start : start + len(name)] != name:
+    if not value.startswith(name, start):
         raise Refused("malformed", f"a value of another rollout than {member.rollout.rollout_id[:80]}")
     return memoryview(value)[start:]
 

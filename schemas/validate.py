@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 from rollwire.schemas import records as r
@@ -29,6 +30,10 @@ _REMEMBERED: Final = 4_096
 _HEX: Final = re.compile(r"[0-9a-f]{16,128}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _REASONS: Final = frozenset(REASONS)
+
+# What a group and each of its rollouts say both.
+_OF_GROUP: Final = ("group_id", "model", "lineage", "environment", "task_id", "group_size")
+_of_group: Final = attrgetter(*_OF_GROUP)
 
 
 def check_time(name: str, time_us: int) -> None:
@@ -130,7 +135,8 @@ def _rollout(e: r.Rollout) -> None:
         raise Refused("id_invalid", f"index={e.index} in a group of {e.group_size}")
     _names(e, "model", "lineage", "environment", "task_id", "fleet", "replica")
     _finite("temperature", e.temperature)
-    _ensure(e.temperature > 0, "inconsistent", f"temperature={e.temperature}")
+    if not e.temperature > 0:
+        raise Refused("inconsistent", f"temperature={e.temperature}")
     _not_negative(e, "top_k_experts")
     check_time("started_us", e.started_us)
     check_time("finished_us", e.finished_us)
@@ -167,15 +173,16 @@ def validate_group(e: r.Group, *, rollouts: bool) -> None:
     _names(e, "model", "lineage", "environment", "task_id")
     _ensure(e.baseline in ("mean", "leave_one_out"), "inconsistent", f"baseline={e.baseline[:80]!r}")
     _ensure(0 < len(e.members) <= e.group_size, "inconsistent", f"{len(e.members)} members of {e.group_size}")
-    before = -1
+    before, shared = -1, _of_group(e)
     for member in e.members:
         rollout = member.rollout
         if rollouts:
             _rollout(rollout)
-        for field in ("group_id", "model", "lineage", "environment", "task_id", "group_size"):
-            if getattr(rollout, field) != getattr(e, field):
-                raise Refused("inconsistent", f"{field} of member {rollout.index} is not the group's")
-        _ensure(rollout.index > before, "inconsistent", f"member {rollout.index} stands behind {before}")
+        if _of_group(rollout) != shared:
+            field = next(name for name in _OF_GROUP if getattr(rollout, name) != getattr(e, name))
+            raise Refused("inconsistent", f"{field} of member {rollout.index} is not the group's")
+        if rollout.index <= before:
+            raise Refused("inconsistent", f"member {rollout.index} stands behind {before}")
         before = rollout.index
         _finite("reward", member.reward)
         _finite("advantage", member.advantage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ from rollwire.streams.sharing import check_sharing
 
 # What all members of a group must have in common; the first rollout of the partition sets it.
 _SHARED: Final = ("group_size", "model", "lineage", "environment", "task_id")
+_shared: Final = attrgetter(*_SHARED)
 
 
 class Held(NamedTuple):
@@ -91,9 +93,8 @@ class OpenGroup:
                     "conflicting_repeat", f"rollout {rollout.rollout_id} came before with other content"
                 )
             return []
-        if self.first is not None:
-            for field in _SHARED:
-                ours, its = getattr(self.first, field), getattr(rollout, field)
+        if self.first is not None and _shared(self.first) != _shared(rollout):
+            for field, ours, its in zip(_SHARED, _shared(self.first), _shared(rollout), strict=True):
                 if ours != its:
                     raise Refused("inconsistent", f"{field} is {its!r}, the group's is {ours!r}")
         self.rollouts[rollout.index] = rollout

@@ -113,7 +113,7 @@ def warm_pack(config: PackConfig) -> None:
 
 
 def _process(work: Work, gate: Gate) -> None:
-    configure_logging()
+    configure_logging("warning")
     tune_memory()
     stop = threading.Event()
     began: list[float] = [0.0]

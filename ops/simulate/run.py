@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -215,6 +216,7 @@ class Simulation:
         elif draw < 0.275:
             self.log.stir()
         elif draw < 0.28:
+            self.laws.observe()  # before it is gone
             before_us = world.clock.now_us() - round(_RETENTION_S * 1e6)
             self.log.retire("groups-closed", before_us, self._needed)
         elif draw < 0.366:
@@ -292,6 +294,9 @@ def run_seed(
             simulation.run()
         except Violated as violated:
             failure = str(violated)
+        except Exception as error:  # noqa: BLE001  whatever a processor or a check stumbles over fails its seed
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            failure = f"{type(error).__name__} at {where.filename}:{where.lineno}: {error}"
     return Outcome(
         seed,
         failure,

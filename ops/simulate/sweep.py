@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -55,7 +58,9 @@ def sweep(first: int, seeds: int, *, jobs: int, told: Callable[[int, list[Outcom
     # The first one here: what is compiled when it is first used is then found on disk by all.
     outcomes = _run(range(first, first + 1))
     told(1, [outcome for outcome in outcomes if outcome.failure])
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)
+    ) as pool:
         running: set[Future[list[Outcome]]] = set()
         for span in _slices(first + 1, seeds - 1):
             running.add(pool.submit(_run, span))
@@ -89,6 +94,18 @@ def tally(outcomes: list[Outcome]) -> Tally:
 def _slices(first: int, seeds: int) -> Iterator[range]:
     for at in range(first, first + seeds, _SLICE):
         yield range(at, min(at + _SLICE, first + seeds))
+
+
+def _end_with(parent: int) -> None:
+    """A process of the pool ends with the one that started it, also where that one was killed."""
+    poll = threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            poll.wait(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def _run(seeds: range) -> list[Outcome]:

@@ -16,7 +16,7 @@ from rollwire.ops.dlq.letters import Letter, events, read_marks
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import DeadlineExceeded, LogError, LogUnavailable, Refused, TransactionUnknown
 from rollwire.schemas.records import DeadLetter
-from rollwire.streams.dead_letter import KEPT_HEADERS
+from rollwire.streams.dead_letter import cut
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.limits import check_size, record_bytes
@@ -158,8 +158,8 @@ def _run(
 
 
 def _unfit(again: Outgoing, event: DeadLetter) -> str | None:
-    if len(event.headers) >= KEPT_HEADERS:
-        return f"only its first {KEPT_HEADERS} headers were kept: it cannot be written as it was"
+    if (why := cut(event)) is not None:
+        return f"{why}: it cannot be written as it was"
     try:
         check_size(again)
     except Refused as refused:

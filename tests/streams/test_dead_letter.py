@@ -7,7 +7,7 @@ import pytest
 from rollwire.schemas.codec import decode
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import DeadLetter, Header, Position
-from rollwire.streams.dead_letter import KEPT_HEADERS, dead_letter
+from rollwire.streams.dead_letter import KEPT_BYTES, KEPT_HEADERS, cut, dead_letter
 from rollwire.streams.seams.limits import check_size
 from rollwire.streams.seams.log import Record
 
@@ -46,7 +46,31 @@ def test_too_many_headers_are_cut_and_said() -> None:
     record = POISON._replace(headers=(("h", b""),) * 100_000)
     letter = written(record, Refused("header_mismatch", "h stands there twice"))
     assert len(letter.headers) == KEPT_HEADERS
+    assert cut(letter) is not None
     assert "of 100000 headers the first 10000 are kept" in letter.detail
+
+
+HUGE = 12 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        POISON._replace(value=bytes(HUGE)),
+        POISON._replace(key=bytes(HUGE), value=None),
+        POISON._replace(headers=(("a", b"1"), ("h", bytes(HUGE)), ("z", None))),
+        POISON._replace(headers=(("\u20ac" * (HUGE // 3), b"1"),)),
+        POISON._replace(headers=(("h", bytes(2_000)),) * 9_000),
+    ],
+    ids=["value", "key", "header", "name", "headers"],
+)
+def test_a_record_that_was_small_only_compressed_is_cut_and_said(record: Record) -> None:
+    letter = written(record, Refused("not_framed", "x"))
+    assert f"the first {KEPT_BYTES} are kept" in letter.detail
+    assert cut(letter) == f"only its first {KEPT_BYTES} bytes were kept"
+    assert (letter.key or b"") == (record.key or b"")[:KEPT_BYTES]
+    assert (record.value or b"").startswith(letter.value or b"")
+    assert cut(written(POISON, Refused("not_framed", "x"))) is None
 
 
 def test_text_that_is_no_unicode_is_spelt_out() -> None:

@@ -7,11 +7,12 @@ memories to their ends -> the committed offsets -> the inputs from there. No com
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
-from rollwire.schemas.errors import CircuitOpen, LogUnavailable
+from rollwire.schemas.errors import CircuitOpen, ConfigError, LogError, LogUnavailable, PlanViolation
 from rollwire.streams.breakers import Circuit, CrashLoop
 from rollwire.streams.drive import Drive, RuntimeConfig
 from rollwire.streams.restore import restore
@@ -87,14 +88,11 @@ class Session:
         needed = any(memory.needed() for memory in self._marked)
         records = self._next()
         careful = self._crash.active and self._note(records)
-        now_us = self._clock.now_us()
-        outputs = self.step.feed([self._take(record) for record in records], now_us) if records else []
-        due_us = self.step.due_us()
-        if not self._pending and due_us is not None and due_us <= now_us and self._may_check():
-            # The clock was read before the ends: what is not below them was written later than `now_us`.
-            ends = self._log.end_offsets(self.step.inputs)
-            positions = self._reading().positions()
-            outputs += self.step.tick(now_us, {p for p, end in ends.items() if positions[p] >= end})
+        try:
+            outputs = self._decide(records)
+        except (ConfigError, PlanViolation):
+            self._excuse()
+            raise
         self._check_circuit(records, outputs)
         self._commit(outputs, 0.0 if careful else self._config.offsets_only_s, needed=needed)
         if self._crash.active and not self._pending:
@@ -114,6 +112,17 @@ class Session:
         if self._reader is None:
             raise LogUnavailable("the session is closed")
         return self._reader
+
+    def _decide(self, records: list[Record]) -> list[Outgoing]:
+        now_us = self._clock.now_us()
+        outputs = self.step.feed([self._take(record) for record in records], now_us) if records else []
+        due_us = self.step.due_us()
+        if not self._pending and due_us is not None and due_us <= now_us and self._may_check():
+            # The clock was read before the ends: what is not below them was written later than `now_us`.
+            ends = self._log.end_offsets(self.step.inputs)
+            positions = self._reading().positions()
+            outputs += self.step.tick(now_us, {p for p, end in ends.items() if positions[p] >= end})
+        return outputs
 
     def _backpressure(self) -> None:
         paused = frozenset(self.step.paused())
@@ -140,6 +149,15 @@ class Session:
             read = self._committed[1]
             self._write_read({p: Noted(read.get(p, note.first), note.text()) for p, note in notes.items()})
         return any(self._crash.watched(record) for record in records)
+
+    def _excuse(self) -> None:
+        """Takes back what was noted: an error that people are told of is no death, and says nothing against the records
+        that were tried."""
+        if self._crash.active:
+            committed, read = self._committed
+            kept = self._crash.opened(read) if self._crash.was_open else self._crash.marked(read, committed)
+            with suppress(LogError):  # the one that is raised says more
+                self._write_read(kept)
 
     def _write_read(self, read: Mapping[TopicPartition, int]) -> None:
         self._writer.begin()

@@ -30,7 +30,14 @@ TOPICS = {"groups": 4, "group-fates": 4, "packed-batches": 8, "weight-versions":
 
 
 class MakeGroup(Protocol):
-    def __call__(self, number: int, versions: Sequence[int] = (0,), *, lineage: str = LINEAGE) -> Group: ...
+    def __call__(
+        self,
+        number: int,
+        versions: Sequence[int] = (0,),
+        *,
+        lengths: Sequence[int] | None = None,
+        lineage: str = LINEAGE,
+    ) -> Group: ...
 
 
 class FlakyLog(MemoryLog):
@@ -268,3 +275,15 @@ def test_more_ranks_than_partitions_is_a_clear_error() -> None:
             lineage=LINEAGE,
             stop=threading.Event(),
         )
+
+
+def test_a_plan_that_fits_no_record_halts_pack_and_sets_no_group_aside(make_group: MakeGroup) -> None:
+    log, config = MemoryLog(TOPICS), PackConfig(groups_per_step=1, token_budget=300_000)
+    send(log, version_event(0), make_group(0, lengths=(260_000, 260_000)))
+    quick = RuntimeConfig(idle_s=0, linger_ms=0)
+    for life in "abcd":  # a supervisor starts it again and again
+        session = Session(log, drive(log, config, "t.", "policy", LINEAGE), quick, SystemClock(), life=life)
+        with pytest.raises(ConfigError, match="does not fit a record"):
+            session.turn()
+        session.close()
+    assert read(log, "dead-letters") == []

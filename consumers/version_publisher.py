@@ -28,6 +28,7 @@ from rollwire.consumers.trainer.history import (
     VERSIONS,
     History,
     batch_partitions,
+    decoded,
     order_history,
     range_ends,
 )
@@ -36,7 +37,6 @@ from rollwire.consumers.weights.reader import load_version, plan_path
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded, OffsetLost, PlanViolation
 from rollwire.schemas.records import TrainStep, WeightVersion
-from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, TopicPartition
 from rollwire.streams.seams.scan import scan
@@ -223,7 +223,7 @@ class VersionPublisher:
         topics = (VERSIONS, STEPS) if self._partitions else (VERSIONS,)
         events = [
             event
-            for event in (decode_record(record) for record in scan(self._log, topics, clock=self._clock))
+            for event in decoded(scan(self._log, topics, clock=self._clock))
             if isinstance(event, WeightVersion | TrainStep)
             and (event.model, event.lineage) == (self._model, self._lineage)
         ]

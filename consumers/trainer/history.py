@@ -6,16 +6,20 @@ without gaps and ending at the committed offsets. Anything else halts; lost offs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rollwire.schemas.errors import OffsetLost, PlanViolation
-from rollwire.schemas.records import OffsetRange, TrainStep, WeightVersion
+import structlog
+
+from rollwire.schemas.errors import OffsetLost, PlanViolation, Refused
+from rollwire.schemas.records import Event, OffsetRange, TrainStep, WeightVersion
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock
-from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.scan import scan
+
+_log = structlog.get_logger()
 
 BATCHES = "packed-batches"
 STEPS = "train-steps"
@@ -47,8 +51,7 @@ def read_history(log: Log, model: str, lineage: str, *, deadline_s: float, clock
     """Both topics to where they end now. Repeats are dropped by their natural keys (law 4)."""
     versions: dict[int, WeightVersion] = {}
     steps: dict[int, TrainStep] = {}
-    for record in scan(log, (VERSIONS, STEPS), patience_s=deadline_s, clock=clock):
-        event = decode_record(record)
+    for event in decoded(scan(log, (VERSIONS, STEPS), patience_s=deadline_s, clock=clock)):
         if not isinstance(event, WeightVersion | TrainStep) or (event.model, event.lineage) != (
             model,
             lineage,
@@ -59,6 +62,23 @@ def read_history(log: Log, model: str, lineage: str, *, deadline_s: float, clock
         else:
             steps.setdefault(event.step, event)
     return order_history(versions.values(), steps.values())
+
+
+def decoded(records: Iterable[Record]) -> Iterator[Event]:
+    """The events of `records`. What does not decode was not written by a trainer and stops none (law 7): it is passed by
+    and said; were it a version or a step, it would be missed as a hole."""
+    for record in records:
+        try:
+            yield decode_record(record)
+        except Refused as refused:
+            _log.warning(
+                "history.skipped",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                reason=refused.reason,
+                detail=refused.detail,
+            )
 
 
 def order_history(versions: Iterable[WeightVersion], steps: Iterable[TrainStep]) -> History:

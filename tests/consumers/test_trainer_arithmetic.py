@@ -23,6 +23,7 @@ from rollwire.schemas.records import Microbatch, PackedBatch, Position, WeightVe
 from rollwire.schemas.validate import validate
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import ManualClock, SystemClock
+from rollwire.streams.seams.log import Outgoing
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store_memory import MemoryStore
 
@@ -157,6 +158,21 @@ def test_ranks_whose_slices_become_visible_one_after_the_other() -> None:
     assert learner.plan is None
     assert learner.sums == fold(NOTHING, slices(1, spec))
     learner.close()
+
+
+def test_what_does_not_decode_beside_versions_and_steps_stops_no_trainer() -> None:
+    log, store = rehearsal_log(SPEC, 2), MemoryStore()
+    for _ in range(2):
+        log.writer().write(
+            [
+                Outgoing(t, b"policy", value)
+                for t in ("weight-versions", "train-steps")
+                for value in (b"x", None)
+            ]
+        )
+        last = train(log, store, CONFIG, 2)
+        assert last is not None
+        assert last.version == 2
 
 
 def test_a_changed_number_of_ranks_halts() -> None:

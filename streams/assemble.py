@@ -22,6 +22,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollwire.kernels.advantages import Baseline
+from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import opened_us
 from rollwire.schemas.records import Cut, Event, Group, GroupClosed, Position, Reward, Rollout
@@ -86,6 +87,12 @@ class AssembleConfig(BaseModel):
             raise ValueError(
                 f"late_horizon_s={self.late_horizon_s:g} is shorter than group_deadline_s={self.group_deadline_s:g}: "
                 "closed groups would be forgotten while their events still count"
+            )
+        kept_s = TOPICS[CLOSED].retention_ms / 1e3
+        if 0 <= kept_s <= self.late_horizon_s:
+            raise ValueError(
+                f"late_horizon_s={self.late_horizon_s:g} is not shorter than the {kept_s:g} s that {CLOSED} is kept: a "
+                f"restart would open closed groups again; raise retention_ms in schemas/topics/{CLOSED}.toml first"
             )
         return self
 

@@ -193,11 +193,6 @@ class Packer:
         return self._latest_version
 
     @property
-    def versions_offset(self) -> int:
-        """The next offset of `weight-versions`."""
-        return self._versions_offset
-
-    @property
     def positions(self) -> dict[int, int]:
         """The first undecided offset of every partition of `groups`."""
         return dict(self._positions)

@@ -483,5 +483,7 @@ def test_the_committed_offset_stays_at_the_oldest_open_group(bench: Bench) -> No
 def test_a_horizon_shorter_than_the_deadline_is_a_wrong_setting() -> None:
     with pytest.raises(ValidationError, match="forgotten"):
         AssembleConfig(group_deadline_s=60, late_horizon_s=30)
+    with pytest.raises(ValidationError, match="a restart would open closed groups again"):
+        AssembleConfig(late_horizon_s=7_200)
     with pytest.raises(ValidationError, match="extra"):
         AssembleConfig.model_validate({"deadline": 1})

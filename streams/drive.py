@@ -40,6 +40,11 @@ class RuntimeConfig(BaseModel):
         default=60.0, gt=0, description="How long failures may go on before the last one is raised."
     )
     backoff_s: float = Field(default=0.2, gt=0, description="First wait after a failure; doubles up to 5 s.")
+    held_back_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="How often to look for inputs that an open transaction holds back; twice in a row is told.",
+    )
     max_refused_run: int = Field(
         default=200, ge=0, description="That many refusals in a row halt the processor; 0 = never."
     )

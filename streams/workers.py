@@ -47,9 +47,12 @@ def run_shared(
     workers = Workers(log, config, clock)
     member = log.member(group, sorted(topics), lambda _: workers.end())
     workers.member = member
+    watch = _Watch(log, config.held_back_s, clock)
     try:
         while not stop.is_set():
-            workers.drive(plan(member.poll(_POLL_S)))
+            held = member.poll(_POLL_S)
+            workers.drive(plan(held))
+            watch.look(held)
         workers.end()
         workers.check()
     finally:
@@ -70,6 +73,37 @@ def run_by_hand(
         workers.check()
     finally:
         workers.end()
+
+
+class _Watch:
+    """Tells of inputs that an open transaction holds back: nothing of them can be read until it ends (C41)."""
+
+    def __init__(self, log: SharedLog, every_s: float, clock: Clock) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._clock = clock
+        self._looked = clock.monotonic_s()
+        self._stable: dict[TopicPartition, int] = {}
+
+    def look(self, held: Collection[TopicPartition]) -> None:
+        now = self._clock.monotonic_s()
+        if not held or now - self._looked < self._every_s:
+            return
+        self._looked = now
+        try:
+            found = self._log.held_back(sorted(held))
+        except LogUnavailable:
+            return  # the sessions tell of that
+        for partition, behind in found.items():
+            if self._stable.get(partition) == behind.stable:
+                _logger.warning(
+                    "stable offset blocked",
+                    partition=f"{partition.topic}[{partition.partition}]",
+                    by=self._log.openers(partition.topic) or "unknown",
+                    stable=behind.stable,
+                    written=behind.written,
+                )
+        self._stable = {partition: behind.stable for partition, behind in found.items()}
 
 
 class Workers:

@@ -166,6 +166,13 @@ class Member(Protocol):
         ...
 
 
+class HeldBack(NamedTuple):
+    """A partition of which readers do not see what is written: a transaction is open there."""
+
+    stable: int  # where readers stand
+    written: int  # the end of what is written
+
+
 class SharedLog(Log, Protocol):
     """A log that processes can share out among themselves."""
 
@@ -173,4 +180,13 @@ class SharedLog(Log, Protocol):
         self, group: str, topics: Sequence[str], revoke: Callable[[frozenset[TopicPartition]], None]
     ) -> Member:
         """A new member of `group`, which reads `topics`. `revoke` lets go of partitions: see `Member.poll`."""
+        ...
+
+    def held_back(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, HeldBack]:
+        """Those of `partitions` whose last stable offset stands behind what is written. Ordinary for a moment; for long,
+        somebody died in a transaction. Raises `LogUnavailable`."""
+        ...
+
+    def openers(self, topic: str) -> tuple[str, ...]:
+        """Transactional ids that have a transaction open on `topic`, as far as they can be learnt; for people to read."""
         ...

@@ -27,8 +27,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
 
 from rollwire.schemas.errors import LogError, LogUnavailable, OffsetLost, TopicMismatch
+from rollwire.streams.seams.held_back import held_back, open_transactions
 from rollwire.streams.seams.limits import DEAD_LETTER_BYTES, TOPIC_BYTES
 from rollwire.streams.seams.log import (
+    HeldBack,
     Member,
     Noted,
     Reader,
@@ -114,6 +116,14 @@ class KafkaLog:
             "heartbeat.interval.ms": round(min(0.5, self._member_timeout_s / 4) * 1_000),
         }
         return KafkaMember(config, self._prefix, group, topics, revoke, self._transactional_writer)
+
+    def held_back(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, HeldBack]:
+        return held_back(self._admin, self._prefix, partitions)
+
+    def openers(self, topic: str) -> tuple[str, ...]:
+        name = (self._prefix + topic).encode()
+        found = open_transactions(self._consumer_config("openers"))
+        return tuple(sorted(one for one, record in found.items() if name in record))
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
         return self._transactional_writer(transactional_id, timeout_s, {})

@@ -28,7 +28,15 @@ from rollwire.schemas.errors import (
 from rollwire.schemas.partitioner import partition_for
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.limits import check_size
-from rollwire.streams.seams.log import Outgoing, Reader, Record, TopicPartition, TransactionalWriter, Writer
+from rollwire.streams.seams.log import (
+    HeldBack,
+    Outgoing,
+    Reader,
+    Record,
+    TopicPartition,
+    TransactionalWriter,
+    Writer,
+)
 from rollwire.streams.seams.member_memory import MemoryGroup, MemoryMember
 
 
@@ -117,6 +125,19 @@ class MemoryLog:
         with self._changed:
             at = self.groups.setdefault(group, MemoryGroup(group, self.partitions, self._changed))
         return at.join(topics, revoke, self.transactional_writer)
+
+    def held_back(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, HeldBack]:
+        with self._changed:
+            return {
+                p: HeldBack(self._stable(p), self._at(p).end)
+                for p in partitions
+                if self._stable(p) < self._at(p).end
+            }
+
+    def openers(self, topic: str) -> tuple[str, ...]:
+        return tuple(
+            t.transactional_id for t in self.transactions() if any(p.topic == topic for p in t.entries)
+        )
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:

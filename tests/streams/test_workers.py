@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
+import structlog.testing
 
 from rollwire.schemas.errors import Fenced, SplitPair
 from rollwire.streams.assemble import JOINED, AssembleConfig
@@ -22,7 +24,13 @@ from rollwire.streams.step import Memory, Taken
 from rollwire.streams.workers import run_shared
 
 FAST = RuntimeConfig(
-    linger_ms=0, idle_s=0.01, offsets_only_s=0, backoff_s=0.01, patience_s=5.0, max_records=10
+    linger_ms=0,
+    idle_s=0.01,
+    offsets_only_s=0,
+    backoff_s=0.01,
+    patience_s=5.0,
+    max_records=10,
+    held_back_s=0.1,
 )
 COUNT = 6
 
@@ -92,9 +100,10 @@ class Process:
 
 
 def until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+    deadline, moment = time.monotonic() + seconds, threading.Event()
     while not holds():
         assert time.monotonic() < deadline, "the condition did not come true"
+        moment.wait(0.005)  # lets the others run
 
 
 def out(log: MemoryLog) -> Counter[bytes | None]:
@@ -152,6 +161,29 @@ def test_c38_somebody_outside_of_the_group_with_the_same_id_stops_it() -> None:
     process.join()
     assert isinstance(process.error, Fenced)
     assert "outside of its group" in str(process.error)
+
+
+def test_c41_a_transaction_that_holds_readers_back_is_told_by_its_id() -> None:
+    log = MemoryLog({"in": 1, "out": 1})
+    writer = log.transactional_writer("somebody else's")
+    writer.begin()
+    writer.write([Outgoing("in", None, b"never", (), 0)])
+    log.writer().write([Outgoing("in", None, b"behind", (), 0)])
+    with structlog.testing.capture_logs() as lines:
+        process = Process(log)
+        told = partial(_told, lines)
+        until(lambda: told() is not None)
+        writer.abort()
+        until(lambda: out(log) == {b"behind": 1})
+        process.end()
+    line = told()
+    assert line is not None
+    assert line["by"] == ("somebody else's",)
+    assert (line["partition"], line["stable"], line["written"]) == ("in[0]", 0, 2)
+
+
+def _told(lines: Sequence[MutableMapping[str, Any]]) -> MutableMapping[str, Any] | None:
+    return next((line for line in lines if line["event"] == "stable offset blocked"), None)
 
 
 def test_pairs_that_are_split_are_refused() -> None:

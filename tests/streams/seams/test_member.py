@@ -139,6 +139,24 @@ def test_offsets_carry_notes(log: SharedLog, group: str) -> None:
     assert not isinstance(found[other], Noted)
 
 
+def test_c41_who_holds_readers_back_is_named(log: SharedLog, group: str) -> None:
+    assert log.held_back([IN]) == {}
+    writer = log.transactional_writer(f"{group}.open", 10.0)
+    writer.begin()
+    writer.write([Outgoing("rollouts", b"k", b"never", (), 0)])
+    deadline = time.monotonic() + 10
+    while not (found := log.held_back([IN, TopicPartition("rollouts", 1)])):
+        assert time.monotonic() < deadline
+    (behind,) = found.values()
+    assert (behind.stable, behind.written) == (0, 1)
+    assert log.openers("rollouts") == (f"{group}.open",)
+    assert log.openers("rewards") == ()
+    writer.abort()
+    writer.close()
+    while log.held_back([IN]):
+        assert time.monotonic() < deadline
+
+
 def test_in_memory_a_silent_member_loses_its_place() -> None:
     log = MemoryLog({"rollouts": 4, "rewards": 4, "weight-versions": 1})
     one, two = Joined(log, "g"), Joined(log, "g")

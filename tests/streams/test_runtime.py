@@ -317,6 +317,56 @@ def test_an_idle_step_writes_no_transactions(log: Flaky, told: list[str]) -> Non
     assert log.end_offsets([TopicPartition("out", 0)]) == end
 
 
+def test_a_batch_ends_with_the_poll_that_reaches_its_bytes(log: Flaky, told: list[str]) -> None:
+    put(log, *[bytes(1_000)] * 200)
+    session = Session(
+        log, drive(told), FAST.model_copy(update={"max_bytes": 10_000, "max_records": 150}), SystemClock()
+    )
+    batches: list[int] = []
+    while sum(batches) < 200:
+        batches.append(session.turn())
+    session.close()
+    # What a record weighs is learnt from the first ones; then ten fill a batch, and never two polls' worth more.
+    assert batches[0] <= 10
+    assert max(batches) <= 20
+    assert 10 <= len(batches) <= 40
+    assert len(out(log)) == 200
+
+
+def test_a_batch_ends_with_its_records(log: Flaky, told: list[str]) -> None:
+    put(log, *[b"x"] * 200)
+    session = Session(log, drive(told), FAST.model_copy(update={"max_records": 60}), SystemClock())
+    assert [session.turn() for _ in range(4)] == [60, 60, 60, 20]
+    session.close()
+
+
+class Full(Copy):
+    """Has room for two records until it is told otherwise."""
+
+    room = 2
+
+    def paused(self) -> Collection[TopicPartition]:
+        return () if self.next < self.room else (IN,)
+
+
+def test_an_input_for_which_there_is_no_room_is_not_read(log: Flaky, told: list[str]) -> None:
+    step = Full(told)
+    session = Session(
+        log,
+        Drive("t.copy.0", "t.copy", lambda: step),
+        FAST.model_copy(update={"max_records": 1}),
+        SystemClock(),
+    )
+    put(log, b"1", b"2", b"3", b"4")
+    assert [session.turn() for _ in range(4)] == [1, 1, 0, 0]
+    step.room = 3
+    assert [session.turn() for _ in range(3)] == [1, 0, 0]
+    step.room = 10
+    assert session.turn() == 1
+    session.close()
+    assert out(log) == [b"1", b"2", b"3", b"4"]
+
+
 JOIN = {"rollouts": 4, "rewards": 4, "routing-traces": 4, "groups-closed": 4}
 
 

@@ -23,6 +23,7 @@ from rollwire.streams.seams.log_kafka_write import bounded
 
 MEMBER_TIMEOUT_S: Final = 6.0  # the least that a broker with default settings takes
 _LEAVE_S: Final = 1.0
+_NEW_TOPIC_S: Final = 1.0  # the broker tells of a topic this much later at most
 _PASSING: Final = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -60,8 +61,9 @@ class KafkaMember:
                 "partition.assignment.strategy": "range",
             }
         )
+        self._names = [prefix + topic for topic in topics]
         self._consumer.subscribe(
-            [prefix + topic for topic in topics],
+            self._names,
             on_assign=self._assigned,
             on_revoke=self._revoked,
             on_lost=self._revoked,
@@ -76,9 +78,10 @@ class KafkaMember:
         error = message.error() if message is not None else None
         if error is not None and not error.retriable() and error.code() not in _PASSING:
             text = f"member of group {self._group!r}: {error.str()} ({error.name()})"
-            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise LogError(text)
+            if self._missing():
                 raise TopicMismatch(f"{text}; create it with `rollwire topics apply`")
-            raise LogError(text)
         return self._held
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
@@ -91,6 +94,19 @@ class KafkaMember:
             bounded(self._consumer.close, _LEAVE_S)
         except (DeadlineExceeded, KafkaException):
             return  # the broker is away: it will miss this member when its time is up
+
+    def _missing(self) -> bool:
+        """Whether a topic is really not there: a broker that just came back may not know of it for a moment."""
+        deadline = time.monotonic() + _NEW_TOPIC_S
+        while time.monotonic() < deadline:
+            try:
+                known = self._consumer.list_topics(timeout=_NEW_TOPIC_S).topics
+            except KafkaException:
+                return False  # away: nobody can tell
+            if all(name in known for name in self._names):
+                return False
+            time.sleep(0.1)
+        return True
 
     def _place(self) -> object:
         if self._metadata is None:

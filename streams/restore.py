@@ -33,6 +33,9 @@ def restore(
     reading = _Reading(reader, idle_s, stall_s, clock)
     partitions = [memory.partition for memory in step.memories]
     ends, begins = log.end_offsets(partitions), log.beginning_offsets(partitions)
+    # Others write into a topic with marks too. What one of them has open there hides what this step committed behind it,
+    # so its end is waited for; the other memories have no other writer whose transaction could be open now.
+    ends |= log.written_offsets([memory.partition for memory in step.memories if isinstance(memory, Marked)])
     start: dict[TopicPartition, int] = {}
     for memory in step.memories:
         partition = memory.partition

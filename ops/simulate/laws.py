@@ -165,7 +165,7 @@ class Laws:
 
     def _judged_rightly(self, fate: GroupFate) -> None:
         """By the versions that were really sampled from, and the version of use (law 6)."""
-        truth, used = self._truth[fate.group_id], fate.for_version
+        truth, used = self._joined(fate.group_id), fate.for_version
         _demand(used is not None, "6", f"the fate of group {fate.group_id} names no version of use")
         lag = (used or 0) - truth.oldest_version
         if fate.fate == "kept":
@@ -183,6 +183,17 @@ class Laws:
                 f"{truth.oldest_version}, {self._limits.max_lag} may lie between",
             )
 
+    def _joined(self, group_id: str) -> Truth:
+        """The truth about the members that `assemble` joined: a group may be closed without some."""
+        truth = self._truth[group_id]
+        joined = (
+            {member.rollout.index for member in self.groups[group_id].members}
+            if group_id in self.groups
+            else set()
+        )
+        members = tuple(rollout for rollout in truth.rollouts if rollout.index in joined)
+        return truth._replace(rollouts=members or truth.rollouts)
+
     def _plan(self, batch: PackedBatch) -> None:
         slices = self.plans.setdefault(batch.step, {})
         _demand(batch.rank not in slices, "4", f"step {batch.step} was planned twice for rank {batch.rank}")
@@ -199,7 +210,7 @@ class Laws:
             f"the ranks were given different plans for step {batch.step}",
         )
         for group_id in batch.group_ids:
-            truth = self._truth[group_id]
+            truth = self._joined(group_id)
             lag = batch.base_version - truth.oldest_version
             _demand(
                 0 <= lag <= self._limits.max_lag,

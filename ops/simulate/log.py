@@ -160,6 +160,11 @@ class ProcessLog:
             self.process, "end_offsets", lambda: self.inner.end_offsets(partitions), LogUnavailable
         )
 
+    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self.world.effect(
+            self.process, "end_offsets", lambda: self.inner.written_offsets(partitions), LogUnavailable
+        )
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -138,6 +138,11 @@ class Log(Protocol):
         """The last stable offsets: everything below is decided and readable."""
         ...
 
+    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The ends of what is written, decided or not. A transaction of somebody else that is open hides what was
+        committed behind it: whoever must see his own has to read up to here."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -188,10 +188,19 @@ class KafkaLog:
     def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         return self._offsets(partitions, LatestSpec())  # type: ignore[no-untyped-call]
 
+    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        newest: OffsetSpec = LatestSpec()  # type: ignore[no-untyped-call]
+        return self._offsets(partitions, newest, IsolationLevel.READ_UNCOMMITTED)
+
     def close(self) -> None:
         """Readers and writers are closed by those who made them."""
 
-    def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+    def _offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        spec: OffsetSpec,
+        level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[TopicPartition, int]:
         if not partitions:
             return {}
         deadline = time.monotonic() + _REQUEST_S
@@ -199,7 +208,7 @@ class KafkaLog:
             try:
                 futures = self._admin.list_offsets(
                     {self._wire(p): spec for p in partitions},
-                    isolation_level=IsolationLevel.READ_COMMITTED,
+                    isolation_level=level,
                     request_timeout=_REQUEST_S,
                 )
                 return {

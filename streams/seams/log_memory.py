@@ -162,6 +162,10 @@ class MemoryLog:
         with self._changed:
             return {p: self._stable(p) for p in partitions}
 
+    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        with self._changed:
+            return {p: self._at(p).end for p in partitions}
+
     def close(self) -> None:
         """Nothing to release."""
 

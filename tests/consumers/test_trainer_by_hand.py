@@ -134,6 +134,10 @@ class _Log:
         self._world.effect()
         return self.inner.end_offsets(partitions)
 
+    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        self._world.effect()
+        return self.inner.written_offsets(partitions)
+
     def close(self) -> None:
         self.inner.close()
 

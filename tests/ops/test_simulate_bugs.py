@@ -49,6 +49,9 @@ class WrappedLog:
     def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         return self._log.end_offsets(partitions)
 
+    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._log.written_offsets(partitions)
+
     def close(self) -> None:
         self._log.close()
 

@@ -97,6 +97,10 @@ def test_readers_see_a_transaction_whole_or_not_at_all(log: Log, unique: str) ->
     writer.begin()
     writer.write([note(b"a"), note(b"x", "rollouts")])
     assert log.end_offsets([ONE, *IN]) == dict.fromkeys([ONE, *IN], 0)
+    deadline = time.monotonic() + 10
+    while log.written_offsets([ONE]) != {ONE: 1} and time.monotonic() < deadline:
+        continue  # until the client has sent it
+    assert log.written_offsets([ONE]) == {ONE: 1}
     writer.commit(f"{unique}.g", {IN[1]: 7}, also={f"{unique}.h": {IN[2]: 9}})
     assert values(read(log, ONE, 1)) == [b"a"]
     assert log.committed(f"{unique}.g", IN) == {IN[1]: 7}

@@ -33,7 +33,7 @@ from rollwire.ops.roles import open_store
 from rollwire.ops.settings import RunSettings, build_settings, save_settings
 from rollwire.ops.stack import StackConfig, StackInfo, down, read_stack, up
 from rollwire.ops.topics import apply_topics
-from rollwire.schemas.errors import DeadlineExceeded
+from rollwire.schemas.errors import DeadlineExceeded, RollwireError
 from rollwire.streams.seams.log_kafka import KafkaLog
 
 RANKS: Final = 2
@@ -46,10 +46,10 @@ WORKERS: Final[dict[str, str]] = {  # name -> role
 }
 PRODUCER: Final = "producer"
 _TICK_S: Final = 0.05
-_FIRST_S: Final = 90.0  # until version 0 stands: processes start, import, take over
+_FIRST_S: Final = 180.0  # until version 0 stands: processes start, import, take over
 _STALL_S: Final = 90.0  # nothing moved for so long after the load's end: what is missing is lost
 _OVERCOME_S: Final = 15.0
-_LEAD_S: Final = 1.0  # from the producer's start to the first group
+_LEAD_S: Final = 3.0  # from the producer's start to the first group
 _PATIENCE_S: Final = 600.0  # of the reader that watches: longer than any outage here
 _DRAIN_S: Final = 60.0
 
@@ -61,7 +61,9 @@ class BounceOptions:
     faults: int = 33
     seed: int = 0
     pause_s: float = 5.0  # of a SIGSTOP
-    deadline_s: float = 45.0  # `assemble`'s group deadline
+    deadline_s: float = (
+        90.0  # `assemble`'s group deadline: longer than a broker needs to come back on a machine at work
+    )
     groups_per_step: int = 10
     keep: bool = False  # logs and settings, also when all went well
     dir: Path | None = None  # of a running stack to use; None = one of its own, which ends with the run
@@ -83,6 +85,7 @@ class Outcome:
     during: Verdict | None = None
     after: Verdict | None = None
     ledger: Ledger | None = None
+    unreadable: list[str] = field(default_factory=list)  # what the verdict could not be made of
     through: bool = False  # everything known was seen before the stall alarm
     seconds: float = 0.0
 
@@ -171,19 +174,29 @@ class _Run:
         self._last = (0.0, 0)  # when the last fault was over, versions seen by then
 
     def run(self) -> Outcome:
-        options, page = self._options, self._page
         apply_topics(self._stack.bootstrap, self._settings.prefix)
         open_store(self._stack, self._settings.bucket).probe()
         save_settings(self._folder, self._settings)
         watcher = self._watcher = Watcher(self._log)
-        striker = Striker(self._stack, self._processes, self._tend, options.pause_s)
+        try:
+            outcome = self._under_fire(watcher)
+            self._judge(watcher, outcome)
+            return outcome
+        finally:
+            watcher.close()
+            self._log.close()
+
+    def _under_fire(self, watcher: Watcher) -> Outcome:
+        """From the first process to the end of the last; no process is left, whatever happens."""
+        page = self._page
+        striker = Striker(self._stack, self._processes, self._tend, self._options.pause_s)
         try:
             page.phase("starting the processes")
             for name, role in WORKERS.items():
                 self._processes.start(name, role_command(role, self._folder, self._stack.dir))
             self._until(lambda: watcher.counts().get("weight-versions", 0) > 0, _FIRST_S, "version 0")
             load = self._load()
-            outcome = self._outcome = Outcome(options, known(load), self._folder)
+            outcome = self._outcome = Outcome(self._options, known(load), self._folder)
             task = Task(bootstrap=self._stack.bootstrap, prefix=self._settings.prefix, load=load)
             self._processes.start(PRODUCER, producer_command(task, self._folder))
             page.phase("under fire")
@@ -196,11 +209,6 @@ class _Run:
                 striker.close()
                 stops = self._processes.stop()
         outcome.stops = stops
-        try:
-            self._judge(watcher, outcome)
-        finally:
-            watcher.close()
-            self._log.close()
         return outcome
 
     # -- the load -------------------------------------------------------------------------------------------------
@@ -291,11 +299,27 @@ class _Run:
     # -- the verdict ----------------------------------------------------------------------------------------------
 
     def _judge(self, watcher: Watcher, outcome: Outcome) -> None:
-        self._page.phase("reading everything again")
-        outcome.during = self._verdict(watcher.drain(_DRAIN_S), outcome.known)
-        outcome.after = self._verdict(read_all(self._log), outcome.known)
-        self._page.phase("adding up the ledger")
-        outcome.ledger = count_ledger(self._log, self._settings.prefix)
+        """What cannot be read is said, and does not hide what can."""
+
+        def during() -> None:
+            outcome.during = self._verdict(watcher.drain(_DRAIN_S), outcome.known)
+
+        def after() -> None:
+            outcome.after = self._verdict(read_all(self._log), outcome.known)
+
+        def ledger() -> None:
+            outcome.ledger = count_ledger(self._log, self._settings.prefix)
+
+        for phase, read in (
+            ("reading to the end", during),
+            ("reading everything again", after),
+            ("adding up the ledger", ledger),
+        ):
+            self._page.phase(phase)
+            try:
+                read()
+            except RollwireError as error:
+                outcome.unreadable.append(f"{phase}: {error}")
 
     @staticmethod
     def _verdict(sightings: list[Sighting], expected: Known) -> Verdict:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from rollwire.ops.chaos.bounce import Outcome, Page
 from rollwire.ops.chaos.strike import Hit
-from rollwire.ops.chaos.verdict import WHATS, Totals, Verdict
+from rollwire.ops.chaos.verdict import WHATS, Totals, Verdict, expected_totals
 from rollwire.ops.figures import Figure
 
 SHOWN: Final = 20  # findings that are printed of each reader
@@ -90,6 +90,8 @@ def print_outcome(outcome: Outcome) -> None:
             if line.gap:
                 ids = ", ".join((*line.missing_ids, *line.extra_ids))
                 console.print(f"the ledger of {line.topic} has a gap of {line.gap}: {ids}")
+    for text in outcome.unreadable:
+        console.print(text, soft_wrap=True)
     for stop in outcome.stops:
         if stop.late:
             console.print(f"{stop.name} did not stop within 10 s")
@@ -139,15 +141,16 @@ def verdict_table(outcome: Outcome) -> Table:
     table.add_column("")
     for column in ("expected", "reader during", "reader after"):
         table.add_column(column, justify="right")
-    during, after = outcome.during, outcome.after
-    if during is None or after is None:
-        return table
+    verdicts = (outcome.during, outcome.after)
+    expected = expected_totals(outcome.known)
     for name in Totals._fields:
-        values = [getattr(totals, name) for totals in (during.expected, during.totals, after.totals)]
+        seen = ["" if verdict is None else f"{getattr(verdict.totals, name):,}" for verdict in verdicts]
         at_least = ">= " if name == "letters" else ""
-        table.add_row(name.replace("_", " "), f"{at_least}{values[0]:,}", *(f"{v:,}" for v in values[1:]))
+        table.add_row(name.replace("_", " "), f"{at_least}{getattr(expected, name):,}", *seen)
     for what in WHATS:
-        table.add_row(what, "0", str(during.number(what)), str(after.number(what)))
+        table.add_row(
+            what, "0", *("" if verdict is None else str(verdict.number(what)) for verdict in verdicts)
+        )
     table.add_row("ledger gap", "0", "", "" if outcome.ledger is None else str(outcome.ledger.gap))
     table.add_row("stops above 10 s", "0", str(outcome.late_stops), "")
     table.add_row("ended by themselves", "", str(len(outcome.deaths)), "")

@@ -36,7 +36,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def test_nothing_is_lost_repeated_or_torn_in_a_short_bounce(stack: StackInfo) -> None:
     """Its four faults hit an assemble, a pack, the trainer and the broker, each in another way."""
     options = BounceOptions(
-        rollouts=600, seconds=20.0, faults=4, seed=367, deadline_s=60.0, groups_per_step=6, dir=stack.dir
+        rollouts=600, seconds=20.0, faults=4, seed=367, deadline_s=120.0, groups_per_step=6, dir=stack.dir
     )
     outcome: Outcome = run_bounce(options)
     print_outcome(outcome)

@@ -86,15 +86,15 @@ def sizes(*, short: bool) -> tuple[Size, Size]:
     """About 2 KB and about 100 KB a rollout."""
     if short:
         return Size(Load("2kb", 200, 48), 8, 16_384), Size(Load("100kb", 12_200, 8), 4, 32_768)
-    return Size(Load("2kb", 200, 1_920), 48, 16_384), Size(Load("100kb", 12_200, 96), 8, 32_768)
+    return Size(Load("2kb", 200, 3_840), 48, 16_384), Size(Load("100kb", 12_200, 128), 8, 32_768)
 
 
 class Run(NamedTuple):
     """One measured run."""
 
-    seconds: float
-    cpu_s: tuple[float, ...]  # of each process
-    bytes: int  # of rollouts and rewards
+    rollouts_per_s: float
+    mb_per_s: float  # 10^6 bytes of rollouts and rewards
+    cpu_us: tuple[float, ...]  # of each process, a rollout
 
 
 class Bench:
@@ -144,14 +144,14 @@ class Bench:
             reader.assign({TopicPartition("groups", p): 0 for p in self.partitions})
             first = load.groups // 10
             with FaustWorker(self.bootstrap, prefix, len(self.partitions)) as worker:
-                _count(reader, first, worker)
+                first = _count(reader, first, worker)
                 began = time.monotonic()
-                _count(reader, load.groups - first, worker)
+                rest = _count(reader, load.groups - first, worker)
                 took = time.monotonic() - began
             reader.close()
         finally:
             self.drop(prefix)
-        return (load.groups - first) * MEMBERS / took
+        return rest * MEMBERS / took
 
     def latency(self, size: Size, rate: float, seconds: float) -> Latency:
         """Groups of `size` at `rate` rollouts a second for so long."""
@@ -197,28 +197,33 @@ class Bench:
             with Crew(self.placed(works, prefix)) as crew:
                 began = crew.go()
                 _count(reader, load.groups, crew)
-                ended = time.monotonic()
+                took = time.monotonic() - began
                 cpu_s = crew.stop()
             reader.close()
             look(log)
         finally:
             self.drop(prefix)
-        return Run(ended - began, tuple(cpu_s), written)
+        return Run(
+            load.rollouts / took,
+            written / took / 1e6,
+            tuple(seconds / load.rollouts * 1e6 for seconds in cpu_s),
+        )
 
 
 class _Checked(Protocol):
     def check(self) -> None: ...
 
 
-def _count(reader: Reader, wanted: int, processes: _Checked) -> None:
-    """Returns when `wanted` records were read."""
+def _count(reader: Reader, wanted: int, processes: _Checked) -> int:
+    """Returns when at least `wanted` records were read; how many."""
     deadline = time.monotonic() + _RUN_S
     seen = 0
     while seen < wanted:
-        seen += len(reader.poll(min(5_000, wanted - seen), 0.2))
+        seen += len(reader.poll(5_000, 0.2))
         processes.check()
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"{seen} of {wanted} records after {_RUN_S:g} s")
+    return seen
 
 
 def _spread(spec: TopicSpec, partitions: int) -> TopicSpec:
@@ -301,16 +306,16 @@ def ratio_figures(bench: Bench, size: Size, runs: int) -> list[Figure]:
         bench.report(f"{word}, bare loops")
         base.append(bench.run(size.load, bare(look.baseline, bench.partitions)))
     del mine[0], base[0]
-    name, rollouts = size.load.name, size.load.rollouts
-    rates = [median(rollouts / run.seconds for run in side) for side in (mine, base)]
-    bytes_ = [median(run.bytes / run.seconds / 1e6 for run in side) for side in (mine, base)]
+    name = size.load.name
+    rates = [median(run.rollouts_per_s for run in side) for side in (mine, base)]
+    bytes_ = [median(run.mb_per_s for run in side) for side in (mine, base)]
     figures = [
         Figure(name=f"streams.ratio_{name}", value=rates[0] / rates[1], unit="of the bare loops"),
         Figure(name=f"streams.rollouts_per_s_{name}", value=rates[0], unit="1/s", baseline=rates[1]),
         Figure(name=f"streams.mb_per_s_{name}", value=bytes_[0], unit="MB/s", baseline=bytes_[1]),
     ]
     for place, role in enumerate(("assemble", "pack")):
-        cpu = [median(run.cpu_s[place] / rollouts * 1e6 for run in side) for side in (mine, base)]
+        cpu = [median(run.cpu_us[place] for run in side) for side in (mine, base)]
         figures.append(Figure(name=f"streams.{role}_cpu_us_{name}", value=cpu[0], unit="us", baseline=cpu[1]))
     return figures
 
@@ -324,7 +329,7 @@ def faust_figures(bench: Bench, size: Size, runs: int, *, groups: int) -> list[F
         word = f"over Faust: run {number} of {runs}" if number else "over Faust: warm-up"
         bench.report(f"{word}, assemble")
         run = bench.run(size.load, ours(size, bench.partitions)[:1], until="groups")
-        mine.append(size.load.rollouts / run.seconds)
+        mine.append(run.rollouts_per_s)
         bench.report(f"{word}, Faust")
         base.append(bench.faust(load))
     value, baseline = median(mine[1:]), median(base[1:])
@@ -370,12 +375,11 @@ def grow_figures(bootstrap: str, runs: int, seed: int, *, short: bool, report: R
         bench = Bench(bootstrap, partitions, seed, report)
         report(f"growth: {name}")
         found = [bench.run(size.load, ours(size, bench.partitions, workers)) for _ in range(runs)]
-        rollouts = size.load.rollouts
         for word, unit, values in (
-            ("rollouts_per_s", "1/s", [rollouts / run.seconds for run in found]),
-            ("mb_per_s", "MB/s", [run.bytes / run.seconds / 1e6 for run in found]),
-            ("assemble_cpu_us", "us", [sum(run.cpu_s[:-1]) / rollouts * 1e6 for run in found]),
-            ("pack_cpu_us", "us", [run.cpu_s[-1] / rollouts * 1e6 for run in found]),
+            ("rollouts_per_s", "1/s", [run.rollouts_per_s for run in found]),
+            ("mb_per_s", "MB/s", [run.mb_per_s for run in found]),
+            ("assemble_cpu_us", "us", [sum(run.cpu_us[:-1]) for run in found]),
+            ("pack_cpu_us", "us", [run.cpu_us[-1] for run in found]),
         ):
             figures.append(Figure(name=f"streams.grow.{name}.{word}", value=median(values), unit=unit))
     return figures

@@ -61,9 +61,7 @@ class BounceOptions:
     faults: int = 33
     seed: int = 0
     pause_s: float = 5.0  # of a SIGSTOP
-    deadline_s: float = (
-        90.0  # `assemble`'s group deadline: longer than a broker needs to come back on a machine at work
-    )
+    deadline_s: float = 90.0  # `assemble`'s, of a group: a broker on a busy machine is back long before
     groups_per_step: int = 10
     keep: bool = False  # logs and settings, also when all went well
     dir: Path | None = None  # of a running stack to use; None = one of its own, which ends with the run
@@ -77,9 +75,7 @@ class Outcome:
     known: Known
     folder: Path  # of logs and settings
     hits: list[Hit] = field(default_factory=list)
-    recovered: dict[int, float] = field(
-        default_factory=dict
-    )  # fault -> seconds to the next version that was seen
+    recovered: dict[int, float] = field(default_factory=dict)  # fault -> seconds to the next version
     deaths: list[Death] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)  # at the end
     during: Verdict | None = None

@@ -158,7 +158,9 @@ def verdict_table(outcome: Outcome) -> Table:
 
 
 def figures(outcome: Outcome) -> list[Figure]:
-    """`bounce.lost` and so on are the sums over both readers; `.during` and `.after` are each one's."""
+    """`bounce.lost` and so on are the sums over both readers, and missing where one of them could not be judged; `.during`
+    and `.after` are each one's.
+    """
     found: list[Figure] = []
     verdicts: dict[str, Verdict] = {
         name: verdict
@@ -167,7 +169,8 @@ def figures(outcome: Outcome) -> list[Figure]:
     }
     for what in WHATS:
         numbers = {name: verdict.number(what) for name, verdict in verdicts.items()}
-        found.append(_count(f"bounce.{what}", sum(numbers.values())))
+        if len(numbers) == 2:
+            found.append(_count(f"bounce.{what}", sum(numbers.values())))
         found += [_count(f"bounce.{what}.{name}", number) for name, number in numbers.items()]
     waits = list(outcome.recovered.values())
     found += [
@@ -177,6 +180,7 @@ def figures(outcome: Outcome) -> list[Figure]:
         _count("bounce.steps", outcome.known.steps),
         _count("bounce.late_stops", outcome.late_stops),
         _count("bounce.deaths", len(outcome.deaths)),
+        _count("bounce.unreadable", len(outcome.unreadable)),
         Figure(name="bounce.seconds", value=outcome.seconds, unit="s"),
     ]
     if outcome.ledger is not None:

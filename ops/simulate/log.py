@@ -107,7 +107,7 @@ class SimulatedLog(MemoryLog):
         return self._world.clock.monotonic_s()
 
     def wait(self, seconds: float) -> None:
-        self._world.clock.advance(seconds)
+        self._world.clock.advance(seconds + 1e-6)  # the clock counts microseconds: some time must pass
         self.stir()
 
     def _arrive(self, transaction: Transaction) -> None:

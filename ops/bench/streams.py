@@ -1,9 +1,10 @@
 """`rollwire bench streams`: assemble and pack on a real broker, against two bare consume-produce-commit loops in the same run.
 
-Every run has topics of its own, which are filled first. Then the processes start (one for assemble with a thread a partition,
-one for pack; the bare loops likewise) and, all ready, get the word to go. A run lasts from there until a read_committed
-reader has seen the last fate, which `pack` writes in the transaction of the last plan. Runs of the two sides take turns;
-one of each is a warm-up; medians count. Groups of 16, every rollout rewarded, none with routing traces; `pack` never waits for a trainer:
+Every run has topics of its own. The processes start on them (one for assemble with a thread a partition, one for pack; the
+bare loops likewise), take over and are held before their first read, so that no start-up is measured and no care that a
+restart takes. Then the topics are filled, and all get the word to go. A run lasts from there until a read_committed reader
+has seen the last fate, which `pack` writes in the transaction of the last plan. Runs of the two sides take turns; one of
+each is a warm-up; medians count. Groups of 16, every rollout rewarded, none with routing traces; `pack` never waits for a trainer:
 version 0 is published and plans may run ahead of it without bound.
 
 Figures (2kb: rollouts of about 2 KB, 100kb: of about 100 KB):
@@ -188,13 +189,14 @@ class Bench:
         *,
         until: str = "group-fates",
     ) -> Run:
-        """Fills topics of its own, times `works` on them until `until` has a record for each group, and has a `look`."""
+        """Starts `works` on empty topics, fills those, times the work until `until` has a record for each group, and has
+        a `look` at what was written."""
         log, prefix = self.topics()
         try:
-            written = self.fill(log, load)
             reader = log.reader()
             reader.assign({TopicPartition(until, p): 0 for p in self.partitions})
             with Crew(self.placed(works, prefix)) as crew:
+                written = self.fill(log, load)
                 began = crew.go()
                 _count(reader, load.groups, crew)
                 took = time.monotonic() - began

@@ -64,8 +64,13 @@ class _Loop:
         self._sources = sources
         self._ends: dict[tuple[str, int], int] = {}
 
-    def start(self) -> None:
-        self.consumer.assign(list(self._sources))
+    def start(self, ready: Callable[[], None]) -> None:
+        """As the processors' readers: assigned, held, let go."""
+        sources = list(self._sources)
+        self.consumer.assign(sources)
+        self.consumer.pause(sources)
+        ready()
+        self.consumer.resume(sources)
 
     def read(self, most: int) -> list[Message]:
         """Messages that are there within the wait, and the positions behind them."""
@@ -119,8 +124,7 @@ def bare_assemble(
         sources = [WirePartition(rollouts, partition, 0), WirePartition(f"{prefix}rewards", partition, 0)]
         loop = _Loop(log, prefix, "bare-assemble", sources)
         written = [cycle(bare.samples[topic]) for topic in ("groups", "groups-closed")]
-        ready()
-        loop.start()
+        loop.start(ready)
         seen = 0
         while not stop.is_set():
             messages = loop.read(bare.records)
@@ -154,8 +158,7 @@ def bare_pack(
     sources = [WirePartition(f"{prefix}groups", partition, 0) for partition in partitions]
     loop = _Loop(log, prefix, "bare-pack", sources)
     batches, fates = cycle(bare.samples["packed-batches"]), cycle(bare.samples["group-fates"])
-    ready()
-    loop.start()
+    loop.start(ready)
     waiting = 0
     number = 0
     while not stop.is_set():

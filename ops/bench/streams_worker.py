@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event, Semaphore
 
 _START_S: Final = 60.0
+_HELD_S: Final = 300.0
 _STOP_S: Final = 20.0
 _GATED: Final = ("rollouts", "groups")
 CONTEXT: Final[SpawnContext] = multiprocessing.get_context("spawn")
@@ -46,8 +47,8 @@ class Gate(NamedTuple):
 
     def pass_through(self) -> None:
         self.ready.release()
-        if not self.go.wait(_START_S):
-            raise DeadlineExceeded(f"no word to go after {_START_S:g} s")
+        if not self.go.wait(_HELD_S):
+            raise DeadlineExceeded(f"no word to go after {_HELD_S:g} s")
 
 
 def new_gate() -> Gate:
@@ -55,19 +56,25 @@ def new_gate() -> Gate:
 
 
 class _GatedReader:
-    """A reader that waits before it is assigned one of a processor's inputs."""
+    """A reader that is paused when it is assigned a processor's inputs, and held before its first poll of them."""
 
     def __init__(self, reader: Reader, gate: Gate) -> None:
         self._reader, self._gate = reader, gate
+        self._held: tuple[TopicPartition, ...] = ()
         self.seek, self.pause, self.resume = reader.seek, reader.pause, reader.resume
         self.positions, self.close = reader.positions, reader.close
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        if any(p.topic in _GATED for p in positions):
-            self._gate.pass_through()
         self._reader.assign(positions)
+        if any(p.topic in _GATED for p in positions):
+            self._held = tuple(positions)
+            self._reader.pause(self._held)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        if self._held:
+            self._gate.pass_through()
+            self._reader.resume(self._held)
+            self._held = ()
         return self._reader.poll(max_records, timeout_s)
 
 

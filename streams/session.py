@@ -31,6 +31,7 @@ from rollwire.streams.step import Marked, Taken
 
 _logger = structlog.get_logger("rollwire.runtime")
 
+_RESTORE_IDLE_S: Final = 0.2  # somebody else's transaction may have to be waited for, so time has to pass
 _FIRST_BYTES: Final = 64 * 1024  # what a record is taken to be before the first one came
 
 
@@ -119,10 +120,20 @@ class Session:
         due_us = self.step.due_us()
         if not self._pending and due_us is not None and due_us <= now_us and self._may_check():
             # The clock was read before the ends: what is not below them was written later than `now_us`.
-            ends = self._log.end_offsets(self.step.inputs)
+            ends = self._ends()
             positions = self._reading().positions()
             outputs += self.step.tick(now_us, {p for p, end in ends.items() if positions[p] >= end})
         return outputs
+
+    def _ends(self) -> dict[TopicPartition, int]:
+        """Where each input ends. The stable end does not say it: behind a transaction that hangs there may be anything. Of
+        an input that is a memory too, what others go by is what they can see: there it is enough, and nobody waits."""
+        inputs = self.step.inputs
+        memories = {memory.partition for memory in self.step.memories}
+        ends = self._log.written_offsets([p for p in inputs if p not in memories])
+        if stable := [p for p in inputs if p in memories]:
+            ends |= self._log.end_offsets(stable)
+        return ends
 
     def _backpressure(self) -> None:
         paused = frozenset(self.step.paused())
@@ -252,7 +263,7 @@ class Session:
             step,
             self._drive.take,
             self._marks,
-            idle_s=config.idle_s,
+            idle_s=config.idle_s or _RESTORE_IDLE_S,
             stall_s=config.transaction_s,
             clock=self._clock,
         )

@@ -17,10 +17,14 @@ from rollwire.schemas.errors import (
     TopicMismatch,
     TransactionUnknown,
 )
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.schemas.records import Event
+from rollwire.streams import synthetic
+from rollwire.streams.assemble import JOINED, AssembleConfig
+from rollwire.streams.emit import outgoing
 from rollwire.streams.run_assemble import co_partitions, run_assemble
+from rollwire.streams.run_assemble import drive as assemble_drive
 from rollwire.streams.runtime import Drive, RuntimeConfig, Session, read_group, run_step
-from rollwire.streams.seams.clock import SystemClock
+from rollwire.streams.seams.clock import ManualClock, SystemClock
 from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
@@ -409,3 +413,27 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for() -> None:
             log, AssembleConfig(), prefix="t.", stop=threading.Event(), clock=SystemClock(), runtime=FAST
         )
     assert log.asked > 4
+
+
+def test_a_deadline_waits_for_what_an_open_transaction_hides() -> None:
+    clock = ManualClock()
+    topics = (*JOINED, "groups", "group-fates", "groups-closed", "dead-letters")
+    log, now_us = MemoryLog(dict.fromkeys(topics, 1), clock), clock.now_us()
+    config = AssembleConfig(group_deadline_s=10, require_traces=False)
+    session = Session(log, assemble_drive(config, "t.", 0), RuntimeConfig(idle_s=0, linger_ms=0), clock)
+    group, other = synthetic.group_id(now_us, 1), synthetic.group_id(now_us, 2)
+    hanging = log.transactional_writer("somebody else")
+    hanging.begin()
+    hanging.write([outgoing(synthetic.reward(other, 0, 1.0, at_us=now_us), source="test", time_us=now_us)])
+    events: list[Event] = [synthetic.rollout(group, i, 2, at_us=now_us, top_k=0) for i in range(2)]
+    events += [synthetic.reward(group, i, float(i), at_us=now_us) for i in range(2)]
+    log.writer().write([outgoing(event, source="test", time_us=now_us) for event in events])
+    for _ in range(3):
+        session.turn()
+        clock.advance(12)
+    assert list(scan(log, ["group-fates"])) == []
+    hanging.abort()
+    session.turn()
+    session.close()
+    assert len(list(scan(log, ["groups"]))) == 1
+    assert list(scan(log, ["dead-letters"])) == []

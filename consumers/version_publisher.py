@@ -223,7 +223,7 @@ class VersionPublisher:
         topics = (VERSIONS, STEPS) if self._partitions else (VERSIONS,)
         events = [
             event
-            for event in decoded(scan(self._log, topics, clock=self._clock))
+            for event in decoded(scan(self._log, topics, clock=self._clock, hidden=True))
             if isinstance(event, WeightVersion | TrainStep)
             and (event.model, event.lineage) == (self._model, self._lineage)
         ]

@@ -51,7 +51,7 @@ def read_history(log: Log, model: str, lineage: str, *, deadline_s: float, clock
     """Both topics to where they end now. Repeats are dropped by their natural keys (law 4)."""
     versions: dict[int, WeightVersion] = {}
     steps: dict[int, TrainStep] = {}
-    for event in decoded(scan(log, (VERSIONS, STEPS), patience_s=deadline_s, clock=clock)):
+    for event in decoded(scan(log, (VERSIONS, STEPS), patience_s=deadline_s, clock=clock, hidden=True)):
         if not isinstance(event, WeightVersion | TrainStep) or (event.model, event.lineage) != (
             model,
             lineage,

@@ -110,10 +110,10 @@ def events(log: Log) -> Iterator[tuple[Record, DeadLetter | None]]:
         yield record, event if isinstance(event, DeadLetter) else None
 
 
-def read_marks(log: Log) -> dict[LetterAt, tuple[Settlement, ...]]:
-    """All marks by letter, oldest first."""
+def read_marks(log: Log, *, hidden: bool = False) -> dict[LetterAt, tuple[Settlement, ...]]:
+    """All marks by letter, oldest first. `hidden`: those too that stand behind an open transaction of somebody else."""
     found: dict[LetterAt, list[Settlement]] = defaultdict(list)
-    for record in scan(log, [MARKS]):
+    for record in scan(log, [MARKS], hidden=hidden):
         try:
             done = settlement_of(decode_record(record))
         except Refused:

@@ -93,7 +93,8 @@ def settle(
         before = len(settled)
         try:
             with contextlib.closing(log.transactional_writer(f"{prefix}dlq", _TRANSACTION_S)) as writer:
-                marks = read_marks(log)
+                # A trainer writes notices too, and a transaction of its own may be open before the last mark.
+                marks = read_marks(log, hidden=True)
                 # More marks than when it was chosen: a transaction of ours in doubt, or someone else, settled it.
                 settled |= {at for at, one in wanted.items() if len(marks.get(at, ())) > len(one.marks)}
                 tell(len(settled))

@@ -16,15 +16,19 @@ def scan(
     start: Mapping[TopicPartition, int] | None = None,
     patience_s: float = 30.0,
     clock: Clock | None = None,
+    hidden: bool = False,
 ) -> Iterator[Record]:
     """All records of `topics` from `start` (a partition that is not named: its beginning) up to the end offsets at
     the time of the call, in order within each partition.
+
+    `hidden`: what somebody's open transaction hides is waited for. Whoever must not miss what he committed himself asks
+    for it: it may stand behind such a transaction.
 
     Raises `DeadlineExceeded` when no record and no progress comes for `patience_s` seconds.
     """
     clock = clock or SystemClock()
     partitions = [TopicPartition(topic, p) for topic in topics for p in range(log.partitions(topic))]
-    ends = log.end_offsets(partitions)
+    ends = log.written_offsets(partitions) if hidden else log.end_offsets(partitions)
     begins = {**log.beginning_offsets(partitions), **(start or {})}
     open_ = {p: begins[p] for p in partitions if begins[p] < ends[p]}
     if not open_:

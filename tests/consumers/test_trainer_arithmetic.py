@@ -25,6 +25,7 @@ from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import ManualClock, SystemClock
 from rollwire.streams.seams.log import Outgoing
 from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_memory import MemoryStore
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
@@ -173,6 +174,29 @@ def test_what_does_not_decode_beside_versions_and_steps_stops_no_trainer() -> No
         last = train(log, store, CONFIG, 2)
         assert last is not None
         assert last.version == 2
+
+
+class Shared(MemoryLog):
+    """The trainer of another model has a transaction open; it ends when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__(TOPICS)
+        self._other = self.take_over("another", 1.0)
+        self._other.begin()
+        self._other.write([Outgoing(t, b"another", b"x") for t in ("weight-versions", "train-steps")])
+
+    def wait(self, seconds: float) -> None:
+        if self._other.transaction is not None:
+            self._other.abort()
+
+
+def test_versions_behind_the_transaction_of_another_trainer_are_not_missed() -> None:
+    log, shared = rehearsal_log(SPEC, 2), Shared()
+    train(log, MemoryStore(), CONFIG, 2)
+    events = list(scan(log, ["train-steps", "weight-versions"]))
+    shared.writer().write([Outgoing(r.topic, r.key, r.value, r.headers) for r in events])
+    history = read_history(shared, "policy", LINEAGE, deadline_s=5, clock=SystemClock())
+    assert [version.version for version in history.versions] == [0, 1, 2]
 
 
 def test_a_changed_number_of_ranks_halts() -> None:

@@ -211,6 +211,29 @@ def test_what_cannot_be_written_as_it_was_fails_and_the_others_pass() -> None:
     assert [letter.state for letter in dlq.read_letters(log).letters] == ["replayed", *["pending"] * 3]
 
 
+class _Waiting(MemoryLog):
+    """Somebody else's transaction is open on the topics that are named; it ends when a reader has waited for it."""
+
+    def __init__(self, *topics: str) -> None:
+        super().__init__(dict.fromkeys(TOPICS, 1), ManualClock(now_us=NOW_US))
+        self._other = self.take_over("p.trainer", 1.0)
+        self._other.begin()
+        self._other.write([Outgoing(topic, b"policy", b"theirs") for topic in topics])
+
+    def wait(self, seconds: float) -> None:
+        if self._other.transaction is not None:
+            self._other.abort()
+
+
+def test_marks_behind_a_transaction_of_somebody_else_are_not_missed() -> None:
+    log = _Waiting("notices")
+    refuse(log, "rollouts", b"x", "not_framed")
+    chosen = dlq.read_letters(log).letters
+    for _ in range(2):  # the second time as after a doubt: the first one's transaction had ended well
+        settle(log, "p.", chosen, REPLAY, ManualClock(now_us=NOW_US))
+    assert len(records(log, "rollouts")) == 2
+
+
 class _Dying:
     """A log whose transactional writers die: at the nth call of `write` or `commit`, before or after it took effect."""
 

@@ -226,21 +226,25 @@ class _Run:
 
     def _fire(self, load: Workload, striker: Striker, outcome: Outcome) -> None:
         """One fault after the other, each when its share of the load's time is over and the one before is overcome: what
-        stands still cannot be hit in mid-flow. That is waited for `_OVERCOME_S` at most.
+        stands still cannot be hit in mid-flow. That is waited for `_OVERCOME_S` at most, and not behind the load's end.
         """
         faults = plan_faults((*WORKERS, PRODUCER, BROKER), self._options.faults, self._options.seed)
         pause = threading.Event()
         for fault in faults:
-            while self._since(load) < fault.at * load.duration_s or not self._overcome():
+            while self._since(load) < fault.at * load.duration_s or not self._overcome(load):
                 self._tend()
                 pause.wait(_TICK_S)
             self._strike(fault, striker, load, outcome)
             self._last = time.monotonic(), self._count("weight-versions")
 
-    def _overcome(self) -> bool:
-        """Whether a version came since the last fault was over, or it has been long enough."""
+    def _overcome(self, load: Workload) -> bool:
+        """Whether a version came since the last fault was over, or is not to be waited for any longer."""
         over, versions = self._last
-        return self._count("weight-versions") > versions or time.monotonic() - over > _OVERCOME_S
+        return (
+            self._count("weight-versions") > versions
+            or time.monotonic() - over > _OVERCOME_S
+            or self._since(load) > load.duration_s
+        )
 
     def _strike(self, fault: Fault, striker: Striker, load: Workload, outcome: Outcome) -> None:
         self._waiting[fault.number] = (time.monotonic(), self._count("weight-versions"))

@@ -97,7 +97,7 @@ class VersionPublisher:
             publish_deadline_s=publish_deadline_s,
             commit_deadline_s=commit_deadline_s,
             committed=self._on_committed,
-            anchored=self._landed,
+            logged=lambda number: self._history().digest(number),
             books=books.start(self._config.max_uncommitted),
         )
         self._publisher = SnapshotPublisher(
@@ -210,11 +210,6 @@ class VersionPublisher:
     def _on_committed(self, version: WeightVersion, step: TrainStep | None) -> None:
         self._last, self._committed = version, version.version
         self._publisher.committed(version.version)
-
-    def _landed(self) -> bool:
-        """Whether the version whose transaction is in doubt is in the log."""
-        versions = self._history().versions
-        return bool(versions) and versions[-1].version > self._committed
 
     def _by_rank(self) -> tuple[int, ...]:
         return tuple(self._offsets[partition] for partition in self._partitions)

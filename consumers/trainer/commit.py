@@ -18,7 +18,14 @@ import msgspec
 import structlog
 
 from rollwire.consumers.trainer.books import Books, Entry, landed, start
-from rollwire.schemas.errors import DeadlineExceeded, Fenced, LogError, OffsetLost, RollwireError
+from rollwire.schemas.errors import (
+    DeadlineExceeded,
+    Fenced,
+    LogError,
+    OffsetLost,
+    ReplayDiverged,
+    RollwireError,
+)
 from rollwire.schemas.records import Claim, Event, Notice, TrainStep, WeightVersion
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import Clock
@@ -73,8 +80,8 @@ class _Open:
 
 
 class Committer:
-    """Owns the transactional producer and one background task. `anchored` asks the log whether a version without a step
-    is there; `books` begin empty.
+    """Owns the transactional producer and one background task. `logged` asks the log for the state digest of a version,
+    None where it is not there; `books` begin empty.
 
     `take` and everything below it are called by the trainer's thread.
     """
@@ -91,7 +98,7 @@ class Committer:
         publish_deadline_s: float,
         commit_deadline_s: float,
         committed: Callable[[WeightVersion, TrainStep | None], None],
-        anchored: Callable[[], bool],
+        logged: Callable[[int], str | None],
         books: Books | None = None,
         work: Work | None = None,
     ) -> None:
@@ -104,7 +111,7 @@ class Committer:
         self._publish_deadline_s = publish_deadline_s
         self._commit_deadline_s = commit_deadline_s
         self._on_committed = committed
-        self._anchored = anchored
+        self._logged = logged
         self._changed = threading.Condition()
         self._books = books or start()
         self._open: dict[int, _Open] = {}  # by version
@@ -258,12 +265,20 @@ class Committer:
         self._enter(lambda books: books.commit(ready.version.version))
 
     def _settle(self, step: _Open, ready: _Ready) -> bool:
-        """Learns the outcome; whether the step is committed."""
+        """Learns the outcome; whether the step is committed. Another trainer may have stepped in meanwhile: what it
+        committed counts as ours only if it is the same to the bit."""
+        made = ready.version
+        digest = self._logged(made.version)
         if ready.step is None:
-            found = self._anchored()
+            found = digest is not None
         else:
             offsets = self._log.committed(self._group, list(step.taken.offsets))
             found = landed(step.entry, offsets, group=self._group)
+        if found and digest != made.state_digest:
+            raise ReplayDiverged(
+                f"version {made.version} is in the log with {digest}, here it is {made.state_digest}: another trainer has "
+                "committed it"
+            )
         if found:
             self._on_committed(ready.version, ready.step)
         self._enter(lambda books: books.settle(landed=found))

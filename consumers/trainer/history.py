@@ -32,6 +32,10 @@ class History(NamedTuple):
     versions: tuple[WeightVersion, ...]
     steps: tuple[TrainStep, ...]
 
+    def digest(self, version: int) -> str | None:
+        """The state digest of a version; None where it is not there."""
+        return next((one.state_digest for one in self.versions if one.version == version), None)
+
 
 class Resume(NamedTuple):
     """Restore `checkpoint`, replay `steps` from `offsets`, go on after the last of them."""

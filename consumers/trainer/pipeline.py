@@ -49,7 +49,7 @@ class Run(NamedTuple):
 class Pipeline:
     """When it is made, an older trainer is fenced and its last transaction is decided."""
 
-    def __init__(self, run: Run, *, anchored: Callable[[], bool]) -> None:
+    def __init__(self, run: Run, *, logged: Callable[[int], str | None]) -> None:
         config = run.config
         self._last: WeightVersion | None = None
         self._committed_version = -1
@@ -64,7 +64,7 @@ class Pipeline:
             publish_deadline_s=config.publish_deadline_s,
             commit_deadline_s=config.commit_deadline_s,
             committed=self._on_committed,
-            anchored=anchored,
+            logged=logged,
             books=run.books._replace(limit=config.max_uncommitted),
             work=run.work,
         )

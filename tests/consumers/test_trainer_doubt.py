@@ -1,0 +1,98 @@
+"""A doubt about a version that another trainer has committed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+import pytest
+
+from rollwire.consumers.trainer.commit import Committer, Taken
+from rollwire.schemas.errors import ReplayDiverged, TransactionUnknown
+from rollwire.schemas.records import Claim, WeightVersion
+from rollwire.streams.seams.clock import ManualClock
+from rollwire.streams.seams.log import Outgoing, TopicPartition
+from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.work import Inline
+
+MINE, OTHERS = "1" * 32, "2" * 32
+AT = TopicPartition("packed-batches", 0)
+
+
+class Doubtful:
+    """A writer whose answer never comes."""
+
+    def begin(self) -> None: ...
+
+    def write(self, records: Sequence[Outgoing]) -> None: ...
+
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout_s: float = 30.0,
+        *,
+        also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
+    ) -> None:
+        raise TransactionUnknown("no answer")
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def version(clock: ManualClock) -> Future[WeightVersion]:
+    published: Future[WeightVersion] = Future()
+    published.set_result(
+        WeightVersion(
+            model="policy",
+            lineage="0197a1b2-0000-7000-8000-0000000000aa",
+            version=0,
+            kind="anchor",
+            base_version=None,
+            step=0,
+            manifest=Claim(key="m", size=1, sha256="0" * 64),
+            anchor=None,
+            checkpoint=None,
+            state_digest=MINE,
+            full_bytes=1,
+            stored_bytes=1,
+            changed_elements=0,
+            total_elements=1,
+            published_us=clock.now_us(),
+        )
+    )
+    return published
+
+
+@pytest.mark.parametrize("found", [None, MINE, OTHERS])
+def test_what_another_trainer_committed_counts_only_with_the_same_bits(found: str | None) -> None:
+    clock, work, done = ManualClock(), Inline(), list[int]()
+    log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
+    committer = Committer(
+        log,
+        Doubtful(),
+        transactional_id="t.trainer",
+        group="t.trainer",
+        source="rollwire/test",
+        clock=clock,
+        publish_deadline_s=60.0,
+        commit_deadline_s=60.0,
+        committed=lambda made, _: done.append(made.version),
+        logged=lambda number: found if number == 0 else None,
+        work=work,
+    )
+    committer.take(Taken(0, None, version(clock), None, {}, {AT: 0}))
+    for _ in range(4):
+        clock.advance(1.0)
+        work.turn()
+    if found == OTHERS:
+        with pytest.raises(ReplayDiverged, match="another trainer"):
+            committer.check()
+    else:
+        committer.check()
+    assert done == ([] if found == OTHERS else [0])
+    assert log.end_offsets([TopicPartition("weight-versions", 0)]) == {
+        TopicPartition("weight-versions", 0): 0 if found else 2
+    }
+    committer.close()

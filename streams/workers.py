@@ -76,7 +76,10 @@ def run_by_hand(
 
 
 class _Watch:
-    """Tells of inputs that an open transaction holds back: nothing of them can be read until it ends (C41)."""
+    """Tells of inputs that an open transaction holds back: nothing of them can be read until it ends (C41).
+
+    It asks in a thread of its own: the answers may take seconds, while the member keeps its place, and heeds a stop.
+    """
 
     def __init__(self, log: SharedLog, every_s: float, clock: Clock) -> None:
         self._log = log
@@ -84,12 +87,18 @@ class _Watch:
         self._clock = clock
         self._looked = clock.monotonic_s()
         self._stable: dict[TopicPartition, int] = {}
+        self._asking: threading.Thread | None = None
 
     def look(self, held: Collection[TopicPartition]) -> None:
         now = self._clock.monotonic_s()
-        if not held or now - self._looked < self._every_s:
+        asked = self._asking is not None and self._asking.is_alive()
+        if not held or asked or now - self._looked < self._every_s:
             return
         self._looked = now
+        self._asking = threading.Thread(target=self._ask, args=(held,), name="held-back", daemon=True)
+        self._asking.start()
+
+    def _ask(self, held: Collection[TopicPartition]) -> None:
         try:
             found = self._log.held_back(sorted(held))
         except LogUnavailable:

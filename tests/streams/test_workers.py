@@ -17,7 +17,7 @@ from rollwire.streams.assemble import JOINED, AssembleConfig
 from rollwire.streams.run_assemble import run_assemble, whole_pairs
 from rollwire.streams.runtime import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import SystemClock
-from rollwire.streams.seams.log import Outgoing, TopicPartition
+from rollwire.streams.seams.log import HeldBack, Outgoing, TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.step import Memory, Taken
@@ -180,6 +180,32 @@ def test_c41_a_transaction_that_holds_readers_back_is_told_by_its_id() -> None:
     assert line is not None
     assert line["by"] == ("somebody else's",)
     assert (line["partition"], line["stable"], line["written"]) == ("in[0]", 0, 2)
+
+
+class Silent(MemoryLog):
+    """Does not answer who holds its partitions back, until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__({"in": COUNT, "out": 1})
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def held_back(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, HeldBack]:
+        self.asked.set()
+        assert self.answer.wait(60.0)
+        return super().held_back(partitions)
+
+
+def test_a_question_without_an_answer_holds_up_neither_work_nor_a_stop() -> None:
+    log = Silent()
+    process = Process(log)
+    assert log.asked.wait(10.0)
+    second = Process(log)  # a rebalance while nobody answers
+    put(log, range(COUNT))
+    until(lambda: sum(out(log).values()) == COUNT, 8)
+    process.end()
+    second.end()
+    log.answer.set()
+    assert process.error is second.error is None
 
 
 def _told(lines: Sequence[MutableMapping[str, Any]]) -> MutableMapping[str, Any] | None:

@@ -77,6 +77,7 @@ class Laws:
         self.fates: dict[str, GroupFate] = {}  # by pack
         self.plans: dict[int, dict[int, PackedBatch]] = {}  # step -> rank -> its slice
         self.planned: dict[str, int] = {}  # group -> step
+        self._to_judge: list[GroupFate | PackedBatch] = []
         self.steps: list[TrainStep] = []
         self.versions: list[WeightVersion] = []
         self.refused: dict[tuple[str, int, int], DeadLetter] = {}
@@ -91,6 +92,9 @@ class Laws:
                 except Refused:
                     event = None
                 self._learn(record, event)
+        # A fate may be seen before its group: topics are read one after the other.
+        unread = [one for one in self._to_judge if not self._judge(one)]
+        self._to_judge = unread
         # Markers travel alone: offsets may be seen before what they stand for, and half a transaction before the rest.
         if not self._log.transactions():
             self.check_offsets()
@@ -116,7 +120,7 @@ class Laws:
                     event.group_id not in self.fates, "6", f"group {event.group_id} got a second fate by pack"
                 )
                 self.fates[event.group_id] = event
-                self._judged_rightly(event)
+                self._to_judge.append(event)
             case GroupClosed():
                 self.closed[event.group_id] = event
             case PackedBatch():
@@ -163,6 +167,24 @@ class Laws:
                     f"{member.rollout.rollout_id} is not what was sampled and rewarded",
                 )
 
+    def _judge(self, one: GroupFate | PackedBatch) -> bool:
+        """False where a group that it is about was not read yet."""
+        groups = (one.group_id,) if isinstance(one, GroupFate) else one.group_ids
+        if not self.groups.keys() >= set(groups):
+            return False
+        if isinstance(one, GroupFate):
+            self._judged_rightly(one)
+            return True
+        for group_id in groups:
+            oldest = self._joined(group_id).oldest_version
+            _demand(
+                0 <= one.base_version - oldest <= self._limits.max_lag,
+                "6",
+                f"step {one.step} uses group {group_id} with a lag of {one.base_version - oldest} versions by its oldest "
+                f"span ({oldest}); {self._limits.max_lag} are allowed",
+            )
+        return True
+
     def _judged_rightly(self, fate: GroupFate) -> None:
         """By the versions that were really sampled from, and the version of use (law 6)."""
         truth, used = self._joined(fate.group_id), fate.for_version
@@ -186,13 +208,8 @@ class Laws:
     def _joined(self, group_id: str) -> Truth:
         """The truth about the members that `assemble` joined: a group may be closed without some."""
         truth = self._truth[group_id]
-        joined = (
-            {member.rollout.index for member in self.groups[group_id].members}
-            if group_id in self.groups
-            else set()
-        )
-        members = tuple(rollout for rollout in truth.rollouts if rollout.index in joined)
-        return truth._replace(rollouts=members or truth.rollouts)
+        joined = {member.rollout.index for member in self.groups[group_id].members}
+        return truth._replace(rollouts=tuple(r for r in truth.rollouts if r.index in joined))
 
     def _plan(self, batch: PackedBatch) -> None:
         slices = self.plans.setdefault(batch.step, {})
@@ -209,15 +226,8 @@ class Laws:
             "3",
             f"the ranks were given different plans for step {batch.step}",
         )
+        self._to_judge.append(batch)
         for group_id in batch.group_ids:
-            truth = self._joined(group_id)
-            lag = batch.base_version - truth.oldest_version
-            _demand(
-                0 <= lag <= self._limits.max_lag,
-                "6",
-                f"step {batch.step} uses group {group_id} with a lag of {lag} versions by its oldest span "
-                f"({truth.oldest_version}); {self._limits.max_lag} are allowed",
-            )
             before = self.planned.setdefault(group_id, batch.step)
             _demand(
                 before == batch.step,
@@ -270,6 +280,9 @@ class Laws:
             "4",
             f"outcomes without a mark in groups-closed, or marks without one: "
             f"{sorted(self.assembled.keys() ^ self.closed.keys())}",
+        )
+        _demand(
+            not self._to_judge, "10", f"fates or plans of groups that are not there: {self._to_judge[:1]}"
         )
         for step, slices in self.plans.items():
             _demand(

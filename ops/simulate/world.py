@@ -55,8 +55,9 @@ class Faults(NamedTuple):
     pause: float
     jump: float
     hold: float  # that a marker on its way stays there for another turn
-    target: Point | None  # where a process dies for sure,
+    target: Point | None  # where a process dies for sure, or stands still for long,
     target_hit: int  # the n-th time that it comes by
+    target_pauses: bool
 
     @classmethod
     def drawn(cls, rng: random.Random, points: tuple[Point, ...]) -> Faults:
@@ -68,6 +69,7 @@ class Faults(NamedTuple):
             hold=rng.choice((0.0, 0.4, 0.8)),
             target=rng.choice(points) if points else None,
             target_hit=rng.randrange(4),
+            target_pauses=rng.random() < 0.4,
         )
 
 
@@ -143,7 +145,11 @@ class World:
             return False
         faults, draw = self.faults, self.rng.random()
         self.clock.advance(0.0002 + draw / 500)
-        if draw < faults.die or (point == faults.target and self._hit()):
+        hit = point == faults.target and self._hit()
+        if hit and faults.target_pauses:
+            self._pause(process, self.rng.randint(20, 60))
+            return False
+        if hit or draw < faults.die:
             self._die(process, point)
         draw -= faults.die
         if draw < faults.lose:
@@ -151,7 +157,7 @@ class World:
             return True
         draw -= faults.lose
         if draw < faults.pause:
-            self._pause(process)
+            self._pause(process, self.rng.randint(1, 8))
         elif draw - faults.pause < faults.jump:
             self.clock.advance(self.rng.choice((3.0, 12.0, 70.0)))
             self.note(f"  time jumps to {self.clock.now_us()}")
@@ -188,7 +194,7 @@ class World:
         self.note(f"  {process.name} dies")
         raise Died
 
-    def _pause(self, process: Process) -> None:
+    def _pause(self, process: Process, turns: int) -> None:
         """The process stands still while time passes and others go on; it may find itself replaced."""
         if self._depth >= _DEPTH:
             return
@@ -197,7 +203,7 @@ class World:
         self.note(f"  {process.name} stands still")
         before, self.current = self.current, None
         try:
-            self.others(process, self.rng.randint(1, 8))
+            self.others(process, turns)
         finally:
             self.current = before
             self._depth -= 1

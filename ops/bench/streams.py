@@ -1,11 +1,11 @@
 """`rollwire bench streams`: assemble and pack on a real broker, against two bare consume-produce-commit loops in the same run.
 
-Every run has topics of its own. The processes start on them (one for assemble with a thread a partition, one for pack; the
-bare loops likewise), take over and are held before their first read, so that no start-up is measured and no care that a
-restart takes. Then the topics are filled, and all get the word to go. A run lasts from there until a read_committed reader
-has seen the last fate, which `pack` writes in the transaction of the last plan. Runs of the two sides take turns; one of
-each is a warm-up; medians count. Groups of 16, every rollout rewarded, none with routing traces; `pack` never waits for a trainer:
-version 0 is published and plans may run ahead of it without bound.
+Every run has topics of its own. The processes start on them (two for assemble, each with a thread for each of its partitions, one
+for pack; the bare loops likewise), take over and are held before their first read, so that no start-up is measured and no
+care that a restart takes. Then the topics are filled, and all get the word to go. A run lasts from there until a
+read_committed reader has seen the last fate, which `pack` writes in the transaction of the last plan. Runs of the two sides
+take turns; one of each is a warm-up; medians count. Groups of 16, every rollout rewarded, none with routing traces; `pack`
+never waits for a trainer: version 0 is published and plans may run ahead of it without bound.
 
 Figures (2kb: rollouts of about 2 KB, 100kb: of about 100 KB):
 
@@ -14,7 +14,7 @@ Figures (2kb: rollouts of about 2 KB, 100kb: of about 100 KB):
     streams.mb_per_s_<size>                bytes of rollouts and rewards a second, 10^6; baseline: the bare loops
     streams.assemble_cpu_us_<size>         CPU time of the process a rollout, threads of the client included; baseline: the bare loop
     streams.pack_cpu_us_<size>             the same
-    streams.over_faust                     rollouts a second of assemble alone, of a Faust worker's (`streams_faust`); 2 KB
+    streams.over_faust                     rollouts a second of one process of assemble, of a Faust worker's (`streams_faust`); 2 KB
     streams.assemble_rollouts_per_s_2kb    the two
     streams.latency_<p50|p99|max>_ms       a group complete to its microbatches readable, in an open loop at half the
                                            measured rate (`streams_latency`); 2 KB, plans of 48 groups
@@ -154,7 +154,7 @@ class Bench:
             self.drop(prefix)
         return rest * MEMBERS / took
 
-    def latency(self, size: Size, rate: float, seconds: float) -> Latency:
+    def latency(self, size: Size, rate: float, seconds: float, workers: int) -> Latency:
         """Groups of `size` at `rate` rollouts a second for so long."""
         groups = round(rate / MEMBERS * (seconds + WARM_S))
         load = size.load._replace(groups=groups - groups % size.groups_per_step)
@@ -164,7 +164,7 @@ class Bench:
             writer = log.writer()
             writer.write([record_of(anchor(now_us), now_us)])
             writer.close()
-            with Crew(self.placed(ours(size, self.partitions), prefix)) as crew:
+            with Crew(self.placed(ours(size, self.partitions, workers), prefix)) as crew:
                 return measure(
                     log,
                     self.bootstrap,
@@ -243,9 +243,13 @@ def ours(size: Size, partitions: Sequence[int], workers: int = 1) -> list[Work]:
     ]
 
 
-def bare(baseline: Bare, partitions: Sequence[int]) -> list[Work]:
+def bare(baseline: Bare, partitions: Sequence[int], workers: int = 1) -> list[Work]:
+    """The same of the bare loops."""
     every = tuple(partitions)
-    return [Work("bare-assemble", "", "", every, baseline), Work("bare-pack", "", "", every, baseline)]
+    return [
+        *(Work("bare-assemble", "", "", every[worker::workers], baseline) for worker in range(workers)),
+        Work("bare-pack", "", "", every, baseline),
+    ]
 
 
 class Look:
@@ -294,7 +298,7 @@ class Look:
         )
 
 
-def ratio_figures(bench: Bench, size: Size, runs: int) -> list[Figure]:
+def ratio_figures(bench: Bench, size: Size, runs: int, workers: int = 1) -> list[Figure]:
     """`runs` runs of each side in turn, after one of each."""
     look = Look(size, bench.partitions)
     mine: list[Run] = []
@@ -302,11 +306,11 @@ def ratio_figures(bench: Bench, size: Size, runs: int) -> list[Figure]:
     for number in range(runs + 1):
         word = f"{size.load.name}: run {number} of {runs}" if number else f"{size.load.name}: warm-up"
         bench.report(f"{word}, assemble and pack")
-        mine.append(bench.run(size.load, ours(size, bench.partitions), look))
+        mine.append(bench.run(size.load, ours(size, bench.partitions, workers), look))
         if look.baseline is None:
             raise ValueError("a run was not looked at")
         bench.report(f"{word}, bare loops")
-        base.append(bench.run(size.load, bare(look.baseline, bench.partitions)))
+        base.append(bench.run(size.load, bare(look.baseline, bench.partitions, workers)))
     del mine[0], base[0]
     name = size.load.name
     rates = [median(run.rollouts_per_s for run in side) for side in (mine, base)]
@@ -316,8 +320,8 @@ def ratio_figures(bench: Bench, size: Size, runs: int) -> list[Figure]:
         Figure(name=f"streams.rollouts_per_s_{name}", value=rates[0], unit="1/s", baseline=rates[1]),
         Figure(name=f"streams.mb_per_s_{name}", value=bytes_[0], unit="MB/s", baseline=bytes_[1]),
     ]
-    for place, role in enumerate(("assemble", "pack")):
-        cpu = [median(run.cpu_us[place] for run in side) for side in (mine, base)]
+    for place, role in ((slice(-1), "assemble"), (slice(-1, None), "pack")):
+        cpu = [median(sum(run.cpu_us[place]) for run in side) for side in (mine, base)]
         figures.append(Figure(name=f"streams.{role}_cpu_us_{name}", value=cpu[0], unit="us", baseline=cpu[1]))
     return figures
 
@@ -341,11 +345,13 @@ def faust_figures(bench: Bench, size: Size, runs: int, *, groups: int) -> list[F
     ]
 
 
-def latency_figures(bench: Bench, size: Size, max_rate: float, seconds: float) -> list[Figure]:
+def latency_figures(
+    bench: Bench, size: Size, max_rate: float, seconds: float, workers: int = 1
+) -> list[Figure]:
     """At half of `max_rate` rollouts a second."""
     rate = max_rate / 2
     bench.report(f"latency at {rate:,.0f} rollouts/s, {seconds:g} s")
-    found = bench.latency(size, rate, seconds)
+    found = bench.latency(size, rate, seconds, workers)
     return [
         Figure(name="streams.latency_p99_ms", value=found.p99_ms, unit="ms"),
         Figure(name="streams.latency_p50_ms", value=found.p50_ms, unit="ms"),
@@ -396,6 +402,7 @@ def bench_streams(
     bootstrap: str,
     *,
     partitions: int = 4,
+    workers: int = 2,
     runs: int = 5,
     seed: int = 0,
     short: bool = False,
@@ -405,11 +412,11 @@ def bench_streams(
     """All figures. `report` is told what is done next, for people."""
     bench = Bench(bootstrap, partitions, seed, report)
     small, large = sizes(short=short)
-    figures = ratio_figures(bench, small, runs)
+    figures = ratio_figures(bench, small, runs, workers)
     rate = next(
         figure.value for figure in figures if figure.name == f"streams.rollouts_per_s_{small.load.name}"
     )
-    figures += latency_figures(bench, small, rate, 3.0 if short else 20.0)
-    figures += ratio_figures(bench, large, runs)
+    figures += latency_figures(bench, small, rate, 3.0 if short else 20.0, workers)
+    figures += ratio_figures(bench, large, runs, workers)
     figures += faust_figures(bench, small, runs, groups=40 if short else 120)
     return figures + (grow_figures(bootstrap, runs, seed, short=short, report=report) if grow else [])

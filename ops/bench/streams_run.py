@@ -15,7 +15,7 @@ from rollwire.ops.stack import running_stack
 
 
 def run_streams(
-    bootstrap: str | None, *, partitions: int, runs: int, seed: int, short: bool, grow: bool
+    bootstrap: str | None, *, partitions: int, workers: int, runs: int, seed: int, short: bool, grow: bool
 ) -> list[Figure]:
     """All figures, on the broker that is named or on one of its own that ends with the run."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -33,6 +33,7 @@ def run_streams(
             return bench_streams(
                 address or "",
                 partitions=partitions,
+                workers=workers,
                 runs=runs,
                 seed=seed,
                 short=short,

@@ -120,6 +120,7 @@ def streams(
     *,
     runs: Positive = 5,
     partitions: Positive = 4,
+    workers: Positive = 2,
     seed: int = 0,
     short: bool = False,
     grow: bool = False,
@@ -134,6 +135,8 @@ def streams(
         Measured runs of each side; they take turns, medians count.
     partitions
         Partitions of every topic.
+    workers
+        Processes of assemble, and of the bare loop that stands for it; not more than partitions.
     seed
         Of the rollouts' content.
     short
@@ -145,9 +148,11 @@ def streams(
     """
     from rollwire.ops.bench.streams_run import run_streams
 
-    figures = run_streams(bootstrap, partitions=partitions, runs=runs, seed=seed, short=short, grow=grow)
+    figures = run_streams(
+        bootstrap, partitions=partitions, workers=workers, runs=runs, seed=seed, short=short, grow=grow
+    )
     show("assemble and pack", figures)
     if json is not None:
         flags = f"{' --short' if short else ''}{' --grow' if grow else ''}"
-        command = f"rollwire bench streams --runs {runs} --partitions {partitions} --seed {seed}{flags}"
+        command = f"rollwire bench streams --runs {runs} --partitions {partitions} --workers {workers} --seed {seed}{flags}"
         write_figures(json, command, figures)

@@ -269,10 +269,15 @@ class Committer:
         committed counts as ours only if it is the same to the bit."""
         made = ready.version
         digest = self._logged(made.version)
+        offsets = self._log.committed(self._group, list(step.taken.offsets))
         if ready.step is None:
             found = digest is not None
+            if found and dict(offsets) != dict(step.entry.after):
+                raise OffsetLost(
+                    f"version {made.version} is in the log, and the consumer group {self._group} went on from "
+                    f"{dict(step.entry.after)} to {dict(offsets)}: another trainer has taken steps since"
+                )
         else:
-            offsets = self._log.committed(self._group, list(step.taken.offsets))
             found = landed(step.entry, offsets, group=self._group)
         if found and digest != made.state_digest:
             raise ReplayDiverged(

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from rollwire.consumers.trainer.commit import Committer, Taken
-from rollwire.schemas.errors import ReplayDiverged, TransactionUnknown
+from rollwire.schemas.errors import OffsetLost, ReplayDiverged, TransactionUnknown
 from rollwire.schemas.records import Claim, WeightVersion
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition
@@ -65,10 +65,10 @@ def version(clock: ManualClock) -> Future[WeightVersion]:
     return published
 
 
-@pytest.mark.parametrize("found", [None, MINE, OTHERS])
-def test_what_another_trainer_committed_counts_only_with_the_same_bits(found: str | None) -> None:
-    clock, work, done = ManualClock(), Inline(), list[int]()
-    log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
+def doubtful(
+    log: MemoryLog, clock: ManualClock, work: Inline, found: str | None, done: list[int]
+) -> Committer:
+    """A pipeline whose transaction of version 0, which ends at offset 0, got no answer; the log has `found` of it."""
     committer = Committer(
         log,
         Doubtful(),
@@ -86,6 +86,16 @@ def test_what_another_trainer_committed_counts_only_with_the_same_bits(found: st
     for _ in range(4):
         clock.advance(1.0)
         work.turn()
+    return committer
+
+
+@pytest.mark.parametrize("found", [None, MINE, OTHERS])
+def test_what_another_trainer_committed_counts_only_with_the_same_bits(found: str | None) -> None:
+    clock, work, done = ManualClock(), Inline(), list[int]()
+    log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
+    if found is not None:
+        log.set_committed("t.trainer", AT, 0)
+    committer = doubtful(log, clock, work, found, done)
     if found == OTHERS:
         with pytest.raises(ReplayDiverged, match="another trainer"):
             committer.check()
@@ -95,4 +105,16 @@ def test_what_another_trainer_committed_counts_only_with_the_same_bits(found: st
     assert log.end_offsets([TopicPartition("weight-versions", 0)]) == {
         TopicPartition("weight-versions", 0): 0 if found else 2
     }
+    committer.close()
+
+
+def test_an_anchor_from_which_another_trainer_went_on_is_not_taken_for_ones_own() -> None:
+    clock, work, done = ManualClock(), Inline(), list[int]()
+    log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
+    log.set_committed("t.trainer", AT, 1)  # step 1 is trained: whoever goes on from offset 0 trains it again
+    committer = doubtful(log, clock, work, MINE, done)
+    with pytest.raises(OffsetLost, match="another trainer has taken steps"):
+        committer.check()
+    assert done == []
+    assert log.committed("t.trainer", [AT]) == {AT: 1}
     committer.close()

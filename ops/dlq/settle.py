@@ -67,6 +67,9 @@ def flaw(letter: Letter) -> str | None:
         return f"its topic {letter.source.topic!r} is no topic of the catalogue"
     if letter.source.topic == "groups" and letter.reason in _FATED:
         return "its group has its fate, and meets no second one"
+    if letter.source.topic == "groups" and any(done.action == "replayed" for done in letter.marks):
+        # A restarted `pack` knows of no fate below its offsets: a second copy could be trained a second time.
+        return "its group was replayed before: it has its fate, waits for it, or was refused anew as a newer letter"
     return None
 
 

@@ -186,6 +186,28 @@ def test_again_replays_once_more_and_counts_on() -> None:
     assert replay_count(records(log, "rollouts")[-1].headers) == 3
 
 
+def test_a_group_is_replayed_once_a_letter_so_that_no_pack_trains_it_twice() -> None:
+    log = new_log()
+    refuse(log, "groups", b"x", "unknown_schema")
+    refuse(log, "groups", b"y", "unknown_schema")
+    clock = ManualClock(now_us=NOW_US)
+    # One that was dropped was never written again: it may be.
+    settle(log, "p.", dlq.read_letters(log).letters[1:], DROP, clock)
+    for settled in (2, 0):
+        clock.advance(1.0)
+        outcome = settle(log, "p.", dlq.read_letters(log).letters, REPLAY, clock)
+        assert outcome.settled == settled
+        assert len(records(log, "groups")) == 4
+    assert all("was replayed before" in failure.why for failure in outcome.failures)
+    assert len(outcome.failures) == 2
+    # Where the copy was refused as well, that is a letter of its own.
+    copy = records(log, "groups")[-1]
+    log.writer().write([dead_letter(copy, Refused("malformed", ""), refused_by="pack", time_us=NOW_US)])
+    clock.advance(1.0)
+    assert settle(log, "p.", dlq.read_letters(log).letters, REPLAY, clock).settled == 1
+    assert replay_count(records(log, "groups")[-1].headers) == 2
+
+
 def test_a_drop_marks_and_writes_nothing_else() -> None:
     log = new_log()
     refuse(log, "rollouts", b"x", "not_framed")

@@ -21,7 +21,8 @@ Bootstrap = Annotated[
 Prefix = Annotated[
     str | None,
     Parameter(
-        name="--prefix", help="Prefix of the topics; by default the newest run's, without one rollwire."
+        name="--prefix",
+        help="Prefix of the topics; by default the newest run's, and 'rollwire.' without a run.",
     ),
 ]
 

@@ -31,7 +31,7 @@ STACK, LOOK, RUN = "Local stack", "Look", "Run"
 
 # fmt: off
 COMMANDS: tuple[Command, ...] = (
-    Command("up", "rollwire.ops.commands.stack:up", "Start Kafka, an S3 server and Redis on 127.0.0.1.", STACK),
+    Command("up", "rollwire.ops.commands.stack:up", "Start Kafka, an S3 server and Redis here, or use yours.", STACK),
     Command("down", "rollwire.ops.commands.stack:down", "End what `up` started; the log and the buckets stay.", STACK),
     Command("status", "rollwire.ops.commands.stack:status", "Show the services: pid, address, uptime, memory.", STACK),
     Command("logs", "rollwire.ops.commands.stack:logs", "Print the logs of the services.", STACK),
@@ -42,37 +42,36 @@ COMMANDS: tuple[Command, ...] = (
     Command("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing.", LOOK),
     Command("dlq", "rollwire.ops.commands.dlq:app", "List, show, replay and drop what was refused.", LOOK),
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
-    Command("simulate", "rollwire.ops.commands.simulate:simulate", "Try seeds on a world in memory that fails.", RUN),
+    Command("simulate", "rollwire.ops.commands.simulate:simulate", "Run the processors in memory under seeded faults; check the laws.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),
-    Command("chaos", "rollwire.ops.commands.chaos:app", "Kill and pause under a known load; count what is lost or doubled.", RUN),
-    Command("run", "rollwire.ops.commands.run:run", "Run one process of a run.", RUN),
+    Command("chaos", "rollwire.ops.commands.chaos:app", "Kill and pause processes and the broker; count what is lost or doubled.", RUN),
+    Command("run", "rollwire.ops.commands.run:run", "Run one process of a run: fleet, assemble, pack, trainer, ...", RUN),
 )
 # fmt: on
 
 
-def build_app() -> App:
-    """The command-line application, with every command of `COMMANDS` registered by name only."""
+def build_app(called: str | None = None) -> App:
+    """The command-line application, with every command of `COMMANDS` registered by name only. `called`: the one that is
+    going to run; it is imported anyway, so its help is its own."""
     application = App(
         name="rollwire",
         help="The event-sourced data plane for RL post-training of language models.",
         version=lambda: metadata.version("rollwire"),
-        help_format="plaintext",
+        help_format="markdown",  # paragraphs fit the terminal
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
     for command in COMMANDS:
-        application.command(command.target, name=command.name, help=command.help, group=command.group)
+        told = {} if command.name == called else {"help": command.help}
+        application.command(command.target, name=command.name, group=command.group, **told)
     return application
-
-
-app = build_app()
 
 
 def run(tokens: Sequence[str]) -> int:
     """Runs one command line; the exit code. An error of ours is one sentence, any other exception goes on up."""
     try:
-        result = app(list(tokens))
+        result = build_app(tokens[0] if tokens else None)(list(tokens))
     except RollwireError as error:
         sys.stderr.write(f"rollwire: {error}\n")
         return error.exit_code

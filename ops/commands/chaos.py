@@ -25,7 +25,8 @@ def bounce(
     faults: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
     seed: int = 0,
     dir: Annotated[
-        Path | None, Parameter(help="Use the stack that runs there, and leave it running.")
+        Path | None,
+        Parameter(help="Use the stack that runs there, under a new prefix, and leave it running."),
     ] = None,
     keep: Annotated[bool, Parameter(negative="", help="Keep the logs, however it ends.")] = False,
     plain: Annotated[bool, Parameter(negative="", help="Lines alone, no bar.")] = False,
@@ -42,13 +43,13 @@ def bounce(
     rollouts
         Rollouts of the known load, in groups of four.
     full
-        100,000 rollouts and 90 faults in ten minutes.
+        100,000 rollouts and 90 faults in ten minutes, unless --seconds or --faults say otherwise.
     seconds
-        From the first group to the last; 240 if not given, 600 with --full.
+        Seconds from the first group to the last; 240 if not given, 600 with --full.
     faults
-        Faults, spread evenly; 33 if not given, 90 with --full.
+        Faults in all, spread evenly over that time; 33 if not given, 90 with --full.
     seed
-        Of the load and of the order of the faults.
+        Seed of the load and of the order of the faults.
     """
     from rollwire.ops.chaos.bounce import BounceOptions, run_bounce
     from rollwire.ops.chaos.report import figures, open_page, print_outcome
@@ -95,15 +96,15 @@ def history(
     Parameters
     ----------
     seconds
-        Of the run, from the first echoed value on.
+        Length of the run, from the first echoed value on.
     every
         Seconds from one fault to the next.
     control_seconds
-        Of the control; two rounds at least.
+        Length of the control; two rounds at least.
     rate
-        Transactions per second of all clients, about; each sends and polls up to four times.
+        Transactions a second over all clients, about; each sends and polls up to four times.
     seed
-        Of the load and the faults.
+        Seed of the load and the faults.
     """
     from rollwire.ops.chaos.history import HistoryOptions, figures, run_history
     from rollwire.ops.chaos.history_report import print_outcome

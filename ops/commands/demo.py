@@ -11,29 +11,37 @@ from cyclopts import Parameter
 
 def demo(
     *,
-    steps: Annotated[int | None, Parameter(help="optimiser steps in all; 250 if not given")] = None,
+    steps: Annotated[int | None, Parameter(help="Optimiser steps in all; 250 if not given.")] = None,
     seed: Annotated[
-        int | None, Parameter(help="of the initial weights, the tasks and the samples; 0 if not given")
+        int | None, Parameter(help="Seed of the initial weights, the tasks and the samples; 0 if not given.")
     ] = None,
     environment: Annotated[
-        str | None, Parameter(help="what is learnt: countdown, or calculator; countdown if not given")
+        str | None, Parameter(help="What is learnt: countdown, or calculator; countdown if not given.")
     ] = None,
     control: Annotated[
-        bool, Parameter(negative="", help="shuffle the advantages: a run that must not learn")
+        bool, Parameter(negative="", help="Shuffle the advantages: a run that must not learn.")
     ] = False,
     continue_: Annotated[
-        bool, Parameter(name="--continue", negative="", help="go on with the newest run where it stopped")
+        bool, Parameter(name="--continue", negative="", help="Go on with the newest run where it stopped.")
     ] = False,
-    max_lag: Annotated[int | None, Parameter(help="versions that a rollout may be old at its use")] = None,
+    max_lag: Annotated[
+        int | None, Parameter(help="Versions that a rollout may be old at its use; 3 if not given.")
+    ] = None,
     no_ratio: Annotated[
-        bool, Parameter(negative="", help="train without the truncated ratio, to see what staleness does")
+        bool, Parameter(negative="", help="Train without the truncated ratio, to see what staleness does.")
     ] = False,
     set_: Annotated[
-        tuple[str, ...], Parameter(name="--set", help="any setting of the run, as fleet.group_size=4")
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="Any setting of the run, as fleet.group_size=4; may be given several times.",
+        ),
     ] = (),
-    json: Annotated[Path | None, Parameter(help="write the figures there")] = None,
-    plain: Annotated[bool, Parameter(negative="", help="lines instead of a live page")] = False,
-    dir: Annotated[Path, Parameter(help="folder of the stack's and the runs' state")] = Path(".rollwire"),
+    json: Annotated[Path | None, Parameter(help="Write the figures there, in the common form.")] = None,
+    plain: Annotated[bool, Parameter(negative="", help="Lines instead of a live page.")] = False,
+    dir: Annotated[Path, Parameter(help="Folder of the stack's and the runs' state.")] = Path(".rollwire"),
 ) -> int:
     """Run the whole loop on this machine: a policy learns a small task, and every token of it is an event.
 

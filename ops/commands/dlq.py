@@ -32,7 +32,6 @@ from rollwire.streams.settlement import Action
 app = App(
     name="dlq",
     help="Dead letters: list, show, replay and drop what was refused.",
-    help_format="plaintext",
     result_action="return_value",
 )
 
@@ -65,8 +64,8 @@ class Filters:
         The record's key: text, or hex:...
     """
 
-    reason: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    topic: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    reason: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ()
+    topic: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ()
     partition: int | None = None
     offset: int | None = None
     since: str | None = None
@@ -100,7 +99,7 @@ _ALL = Filters()
 def list_(
     *,
     filters: Filters = _ALL,
-    state: Annotated[tuple[dlq.State, ...], Parameter(negative=())] = (),
+    state: Annotated[tuple[dlq.State, ...], Parameter(negative=(), show_default=False)] = (),
     each: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
     dir: Folder = DEFAULT_DIR,
@@ -109,6 +108,9 @@ def list_(
     schema_registry: Registry = None,
 ) -> int:
     """Count dead letters by reason and source topic. Exit code 1 where none matched.
+
+    `rollwire dlq list --topic rewards --since 2h --state pending` counts what of the last two hours is to be done;
+    --each names the letters.
 
     Parameters
     ----------
@@ -166,7 +168,7 @@ def show(
 
 @app.command
 def replay(
-    letters: tuple[str, ...] = (),
+    letters: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     /,
     *,
     filters: Filters = _ALL,
@@ -181,6 +183,11 @@ def replay(
 ) -> int:
     """Write refused records back to their source topics, as they were, exactly once.
 
+    It says what it would do, and asks. `rollwire dlq replay --reason unknown_schema --dry-run` only says it;
+    `rollwire dlq replay 0:17 --yes` does it. What cannot be replayed is named, and the exit code is 1: a letter that was
+    cut, a record that is too large for its topic, a group that has its fate. A
+    replayed letter is no longer pending.
+
     Parameters
     ----------
     letters
@@ -192,7 +199,7 @@ def replay(
     yes
         Do not ask.
     why
-        A word for the record.
+        A word for the record, kept with the mark.
     """
     at = broker(dir, bootstrap, prefix, schema_registry)
     asked = filters.where(letters, () if again else ("pending",))
@@ -201,7 +208,7 @@ def replay(
 
 @app.command
 def drop(
-    letters: tuple[str, ...] = (),
+    letters: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     /,
     *,
     why: str,
@@ -215,6 +222,8 @@ def drop(
     schema_registry: Registry = None,
 ) -> int:
     """Mark dead letters as dropped: they are no longer pending. They stay readable until their retention ends.
+
+    It says what it would do, and asks: `rollwire dlq drop --reason late --why "the fleet was away"`.
 
     Parameters
     ----------

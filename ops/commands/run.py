@@ -10,11 +10,15 @@ from cyclopts import Parameter
 
 def run(
     role: str,
+    /,
     *,
-    run: Annotated[Path | None, Parameter(help="folder of the run; the newest one, if not given")] = None,
-    dir: Annotated[Path, Parameter(help="folder of the stack's state")] = Path(".rollwire"),
+    run: Annotated[Path | None, Parameter(help="Folder of the run; by default the newest one.")] = None,
+    dir: Annotated[Path, Parameter(help="Folder of the stack's state.")] = Path(".rollwire"),
 ) -> None:
     """Run one process of a run until its work is done or it is told to stop.
+
+    `rollwire demo` starts these, and writes the run's folder and settings. SIGTERM ends a role within 10 s; several assemble
+    share the partitions out, of several pack one packs and the others stand by.
 
     Parameters
     ----------

@@ -34,18 +34,19 @@ def simulate(
 ) -> int:
     """Run the processors over a log, a store and a clock in memory that lose, delay and kill; check the laws.
 
-    Exit code 1 where a seed fails; it is printed with the commit, and `--seed` replays it.
+    A seed that breaks a law is printed with the commit, the law and its last effects, and the exit code is 1; --seed runs
+    it again, effect by effect. The same commit and seed give the same history.
 
     Parameters
     ----------
     seeds
-        How many.
+        How many seeds to run.
     first
-        The first of them.
+        The first seed; the others follow it.
     seed
-        Run this one only, and tell every effect.
+        Run this one only, and print every effect; no figures are written.
     jobs
-        Processes.
+        Processes that share the seeds out.
     """
     if seed is not None:
         return _replay(seed)

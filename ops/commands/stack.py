@@ -48,13 +48,13 @@ def up(
 ) -> None:
     """Start Kafka, an S3 server and Redis on 127.0.0.1, and wait until each has answered a real request.
 
-    What is running stays as it is. The log and the buckets of earlier starts are kept. What you already have is used as
-    it is (--kafka, --s3, --redis); the rest is started.
+    What is running stays as it is; the log and the buckets of earlier starts are kept. What you already have is asked and
+    used (--kafka, --s3, --redis), the rest is started; every command with this --dir then runs against it.
 
     Parameters
     ----------
     kafka
-        host:port of a Kafka of yours, a plaintext listener.
+        host:port[,host:port] of a Kafka of yours, a plaintext listener.
     s3
         A store of yours: http(s)://host[:port][/bucket], or s3://bucket on AWS. Credentials and region come from
         AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_PROFILE or ~/.aws, never from here.

@@ -42,6 +42,14 @@ def test_every_command_can_be_loaded_and_describes_itself(
     assert f"Usage: rollwire {name}" in capsys.readouterr().out
 
 
+def test_the_help_of_one_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "A seed that breaks a law is printed with the commit" in told
+    short = next(command.help for command in COMMANDS if command.name == "simulate")
+    assert short not in told
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.strip() == "0.1.0"

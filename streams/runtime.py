@@ -8,6 +8,7 @@ built anew (law 4): the committed offsets tell what happened. A broker that is a
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from uuid import uuid4
 
 import structlog
@@ -31,8 +32,12 @@ def run_step(
     stop: threading.Event,
     clock: Clock,
     member: Member | None = None,
+    placed: Callable[[], None] | None = None,
 ) -> None:
     """Drives a step until `stop` is set: what was read by then is decided and committed.
+
+    `placed` is called before the id is taken over once more: it returns when `stop` would be set if the place of `member`
+    had been lost. Who stood still and then doubts its transaction would fence the rightful owner otherwise.
 
     Raises `Fenced`, `OffsetLost`, `CircuitOpen` and `TopicMismatch` at once, `LogUnavailable` or `TransactionUnknown` when failures
     went on for `patience_s` without one committed transaction between them.
@@ -64,4 +69,6 @@ def run_step(
             if session is not None:
                 session.close()
         stop.wait(backoff_s)
+        if placed is not None:
+            placed()
         backoff_s = min(backoff_s * 2, 5.0)

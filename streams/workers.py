@@ -3,7 +3,8 @@
 What a rebalance takes away is settled and closed before anybody else gets it; what it gives is taken over by a new session.
 The membership says who should work, the transactional ids see to it that nobody else can: a session that was fenced
 although its process still has the partition starts again a little later, and after `_FENCED_AT_MOST` times the process
-stops, since somebody outside of the group uses its ids.
+stops, since somebody outside of the group uses its ids. A session that failed takes over once more only after the member
+was polled again: a process that stood still has then heard that its partitions are somebody else's.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class _Watch:
 
 
 class Workers:
-    """The threads of one process. All methods are called by one thread."""
+    """The threads of one process. All methods are called by one thread, but for `await_place`."""
 
     def __init__(self, log: Log, config: RuntimeConfig, clock: Clock) -> None:
         self.member: Member | None = None
@@ -125,15 +126,28 @@ class Workers:
         self._clock = clock
         self._running: dict[str, _Worker] = {}
         self._fenced: dict[str, list[float]] = {}  # when, since the last rebalance
+        self._heard = threading.Condition()
+        self._rounds = 0  # calls of `drive`: one follows each poll of the member
+
+    def await_place(self, stop: threading.Event) -> None:
+        """Returns when a poll that began after this call is over, or `stop` is set: by then `end` has stopped what a
+        place that was lost took with it."""
+        with self._heard:
+            after = self._rounds + 2  # the poll that is under way may have looked already
+            while self._rounds < after and not stop.is_set():
+                self._heard.wait(_POLL_S)
 
     def drive(self, drives: Mapping[str, Drive]) -> None:
         """Starts what is missing. Raises what ended a worker."""
+        with self._heard:
+            self._rounds += 1
+            self._heard.notify_all()
         self.check()
         now = self._clock.monotonic_s()
         for name, drive in drives.items():
             fenced = self._fenced.get(name)
             if name not in self._running and (not fenced or now - fenced[-1] > _FENCED_PAUSE_S):
-                self._running[name] = _Worker(self._log, name, drive, self._config, self._clock, self.member)
+                self._running[name] = _Worker(self._log, name, drive, self._config, self._clock, self)
 
     def check(self) -> None:
         """Raises what ended a worker, unless it was fenced and may start again."""
@@ -174,11 +188,20 @@ class _Worker:
     """One thread that drives one step."""
 
     def __init__(
-        self, log: Log, name: str, drive: Drive, config: RuntimeConfig, clock: Clock, member: Member | None
+        self, log: Log, name: str, drive: Drive, config: RuntimeConfig, clock: Clock, owner: Workers
     ) -> None:
         self.stop = threading.Event()
         self._error: BaseException | None = None
-        self._run = partial(run_step, log, drive, config, stop=self.stop, clock=clock, member=member)
+        self._run = partial(
+            run_step,
+            log,
+            drive,
+            config,
+            stop=self.stop,
+            clock=clock,
+            member=owner.member,
+            placed=None if owner.member is None else partial(owner.await_place, self.stop),
+        )
         self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
         self._thread.start()
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from rollwire.schemas.errors import Fenced, SplitPair
+from rollwire.schemas.errors import Fenced, SplitPair, TransactionUnknown
 from rollwire.streams.assemble import JOINED, AssembleConfig
 from rollwire.streams.run_assemble import run_assemble, whole_pairs
 from rollwire.streams.runtime import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import SystemClock
-from rollwire.streams.seams.log import HeldBack, Outgoing, TopicPartition
+from rollwire.streams.seams.log import HeldBack, Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.member_memory import MemoryMember
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.step import Memory, Taken
 from rollwire.streams.workers import run_shared
@@ -147,6 +148,77 @@ def test_a_process_that_lost_its_place_is_fenced_and_takes_part_again() -> None:
         process.end()
         assert process.error is None
     assert out(log) == {b"%d" % n: 1 for n in range(240)}
+
+
+class Standing(MemoryLog):
+    """Its first member stands still while `gate` is shut, and then gets no answer to its commits."""
+
+    def __init__(self) -> None:
+        super().__init__({"in": 1, "out": 1})
+        self.gate = threading.Event()
+        self.gate.set()
+        self.stands = threading.Event()
+        self.doubted = threading.Event()
+        self.taken = 0
+
+    def member(
+        self, group: str, topics: Sequence[str], revoke: Callable[[frozenset[TopicPartition]], None]
+    ) -> MemoryMember:
+        member = super().member(group, topics, revoke)
+        if len(self.groups[group]._members) > 1 or self.stands.is_set():
+            return member
+
+        poll, make = member.poll, member.transactional_writer
+
+        def standing(timeout_s: float) -> frozenset[TopicPartition]:
+            if not self.gate.is_set():
+                self.stands.set()
+                assert self.gate.wait(30)
+            return poll(timeout_s)
+
+        def doubting(transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+            writer = make(transactional_id, timeout_s)
+            commit = writer.commit
+
+            def unanswered(*args: Any, **more: Any) -> None:
+                if not self.gate.is_set():
+                    self.doubted.set()
+                    raise TransactionUnknown("no answer")
+                commit(*args, **more)
+
+            writer.commit = unanswered  # type: ignore[method-assign]
+            return writer
+
+        member.poll, member.transactional_writer = standing, doubting  # type: ignore[method-assign]
+        return member
+
+    def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
+        self.taken += 1
+        return super().transactional_writer(transactional_id, timeout_s)
+
+
+def test_who_stood_still_asks_for_its_place_before_it_takes_over_again() -> None:
+    log = Standing()
+    zombie = Process(log)
+    put(log, range(1))
+    until(lambda: sum(out(log).values()) == 1)
+    log.gate.clear()
+    until(log.stands.is_set)
+    # One batch on its way while it stands; nobody knows what became of it.
+    put(log, range(COUNT, COUNT + 1))
+    until(log.doubted.is_set)
+    group = log.groups["t.copy"]
+    group.expire(group._members[0])
+    owner = Process(log)
+    for number in range(2, 32):
+        put(log, range(number * COUNT, number * COUNT + 1))
+        until(lambda number=number: sum(out(log).values()) == number + 1)  # type: ignore[misc]
+    assert log.taken == 2  # it did not fence the owner
+    log.gate.set()
+    for process in (zombie, owner):
+        process.end()
+        assert process.error is None
+    assert out(log) == {b"%d" % (n * COUNT): 1 for n in range(32)}
 
 
 def test_c38_somebody_outside_of_the_group_with_the_same_id_stops_it() -> None:

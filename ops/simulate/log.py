@@ -16,13 +16,8 @@ from rollwire.streams.seams.log import (
     TransactionalWriter,
     Writer,
 )
-from rollwire.streams.seams.log_memory import (
-    GroupOffset,
-    Marker,
-    MemoryLog,
-    MemoryTransactionalWriter,
-    Transaction,
-)
+from rollwire.streams.seams.log_memory import GroupOffset, Marker, MemoryLog
+from rollwire.streams.seams.log_memory_write import MemoryTransactionalWriter, Transaction
 
 TRANSACTION_TIMEOUT_US: Final = 15_000_000
 

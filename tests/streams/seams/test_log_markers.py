@@ -9,7 +9,8 @@ import pytest
 from rollwire.schemas.errors import Fenced, LogError, LogUnavailable
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition
-from rollwire.streams.seams.log_memory import Marker, MemoryLog, Transaction
+from rollwire.streams.seams.log_memory import Marker, MemoryLog
+from rollwire.streams.seams.log_memory_write import Transaction
 from rollwire.streams.seams.scan import scan
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)

@@ -221,7 +221,6 @@ class KafkaLog:
                 if failure.args[0].code() not in _NO_LEADER or time.monotonic() > deadline:
                     raise unavailable("asking for offsets", failure) from failure
                 time.sleep(0.05)
-                time.sleep(0.05)
             except TimeoutError as failure:
                 raise LogUnavailable(f"no offsets after {_REQUEST_S:g} s: is the broker up?") from failure
 

@@ -101,6 +101,8 @@ def raw(data: bytes | None) -> str | None:
 
 def _inner(letter: r.DeadLetter) -> dict[str, Any]:
     """The refused event where its body can be read after all (it was late, say), else why not."""
+    if letter.reason == "kills_worker":  # whoever decodes it dies, we too
+        return {"refused": {"reason": letter.reason, "detail": letter.detail}}
     headers = tuple((header.key, header.value) for header in letter.headers)
     try:
         return {"event": readable_event(decode(letter.source.topic, letter.value, headers, letter.key))}

@@ -41,6 +41,9 @@ def hex_lines(data: bytes, limit: int = HEX_BYTES) -> Iterator[str]:
 def tried(event: DeadLetter) -> Iterator[str]:
     """What the codec says of the value now: the event, or the first thing that is wrong with it and what still reads."""
     topic, value = event.source.topic, event.value
+    if event.reason == "kills_worker":  # it would kill this one as well
+        yield "not decoded: processes died of it"
+        return
     headers = tuple((header.key, header.value) for header in event.headers)
     try:
         yield f"decodes: {json_line(readable_event(decode(topic, value, headers, event.key)))}"

@@ -14,6 +14,7 @@ from rollwire.ops.dlq import letters as dlq
 from rollwire.ops.dlq import settle as settling
 from rollwire.ops.dlq.settle import Order, settle
 from rollwire.ops.dlq.show import find, hex_lines, lines
+from rollwire.ops.readable import readable_record
 from rollwire.schemas.advice import ADVICE
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import ConfigError, Fenced, LogUnavailable, Refused, TransactionUnknown
@@ -393,6 +394,22 @@ def test_show_of_what_does_not_decode() -> None:
     assert "does not decode: header_mismatch" in said[1]
     assert "its fields, unchecked: {" in said[1]
     assert "value        null" in said[2]
+
+
+def test_what_killed_workers_is_shown_and_not_decoded() -> None:
+    log = new_log()
+    good = outgoing(
+        synthetic.reward(synthetic.group_id(NOW_US, 1), 0, 1.0, at_us=NOW_US), source="test", time_us=NOW_US
+    )
+    refuse(log, "rewards", good.value, "kills_worker", key=good.key, headers=good.headers)
+    found = find(log, "0:0")
+    assert found is not None
+    said = "\n".join(lines(*found, (), str))
+    assert "c3 01" in said
+    assert "not decoded: processes died of it" in said
+    assert "decodes:" not in said
+    (record,) = scan(log, ["dead-letters"])
+    assert readable_record(record)["event"]["inner"]["refused"]["reason"] == "kills_worker"
 
 
 def test_hex_is_cut_and_said() -> None:

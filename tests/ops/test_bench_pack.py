@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,6 +20,7 @@ from rollwire.ops.bench.pack import (
     plain_layout,
     recorded_lengths,
 )
+from rollwire.ops.cli import run
 from rollwire.ops.settings import build_settings
 from rollwire.schemas.errors import ConfigError
 
@@ -69,6 +74,25 @@ def test_layouts_keep_the_bars() -> None:
         if not name.endswith((".s", ".bound", ".over_budget")):
             assert figure.baseline is not None
             assert figure.value <= figure.baseline, name
+
+
+def test_the_command_shows_its_figures_and_writes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = partial(bench_pack, cases=[Case("sum", "1k", 64)])
+    monkeypatch.setattr(pack, "bench_pack", small)
+    at = tmp_path / "figures.json"
+    assert run(["bench", "pack", "--json", str(at)]) == 0
+    shown, written = capsys.readouterr().out, json.loads(at.read_text())
+    assert written["command"] == "rollwire bench pack --repeats 5"
+    figures = {figure["name"]: figure for figure in written["results"]}
+    assert set(figures) == {
+        *("pack.sum_1k_64", "pack.sum_1k_64.s", "pack.sum_1k_64.bound"),
+        *("pack.over_budget", "pack.above_bound"),
+    }
+    assert all(name in shown for name in figures)
+    one = figures["pack.sum_1k_64"]
+    assert figures["pack.sum_1k_64.bound"]["value"] <= one["value"] <= one["baseline"]
 
 
 def test_a_layout_that_loses_a_sequence_or_changes_between_runs_is_no_measurement(

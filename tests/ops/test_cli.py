@@ -50,6 +50,14 @@ def test_the_help_of_one_command_is_its_own(capsys: pytest.CaptureFixture[str]) 
     assert short not in told
 
 
+@pytest.mark.parametrize("verb", ["list", "show", "replay", "drop"])
+def test_the_verbs_of_dlq_describe_themselves(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dlq", "--help"]) == 0
+    assert f" {verb} " in capsys.readouterr().out
+    assert run(["dlq", verb, "--help"]) == 0
+    assert f"Usage: rollwire dlq {verb}" in capsys.readouterr().out
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.strip() == "0.1.0"

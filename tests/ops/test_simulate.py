@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from rollwire.ops.cli import run
 from rollwire.ops.commands.simulate import simulate
 from rollwire.ops.simulate import sweep
 from rollwire.ops.simulate.points import POINTS
@@ -92,7 +93,7 @@ def test_the_command_runs_seeds_in_processes_of_their_own(tmp_path: Path) -> Non
 
 
 def test_one_seed_is_replayed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(seed=5) == 0
+    assert run(["simulate", "--seed", "5"]) == 0
     out = capsys.readouterr().out
     assert "pack#1 init_transactions before" in out
     assert "all laws hold" in out

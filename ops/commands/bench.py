@@ -107,7 +107,7 @@ def pack(
     Parameters
     ----------
     repeats
-        Runs of each case, ours and the plain method's in turn; the median counts.
+        Runs of each case, 5 at least, ours and the plain method's in turn; the median counts.
     """
     from rollwire.ops.bench.pack import bench_pack
 

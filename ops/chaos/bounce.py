@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +139,11 @@ def run_bounce(options: BounceOptions, page: Page | None = None) -> Outcome:
     return outcome
 
 
+def targets(external: Collection[str]) -> tuple[str, ...]:
+    """Who is hit. A broker that is not ours is left alone."""
+    return (*WORKERS, PRODUCER) if "kafka" in external else (*WORKERS, PRODUCER, BROKER)
+
+
 @contextmanager
 def _stack(root: Path, own: bool, page: Page) -> Iterator[StackInfo]:
     if not own:
@@ -196,6 +201,8 @@ class _Run:
             task = Task(bootstrap=self._stack.bootstrap, prefix=self._settings.prefix, load=load)
             self._processes.start(PRODUCER, producer_command(task, self._folder))
             page.phase("under fire")
+            if "kafka" in self._stack.external:
+                page.say("the broker is not ours and is left alone: only processes are hit")
             self._fire(load, striker, outcome)
             page.phase("waiting for the last of the load")
             outcome.through = self._wait_through(load, outcome.known)
@@ -228,7 +235,7 @@ class _Run:
         """One fault after the other, each when its share of the load's time is over and the one before is overcome: what
         stands still cannot be hit in mid-flow. That is waited for `_OVERCOME_S` at most, and not behind the load's end.
         """
-        faults = plan_faults((*WORKERS, PRODUCER, BROKER), self._options.faults, self._options.seed)
+        faults = plan_faults(targets(self._stack.external), self._options.faults, self._options.seed)
         pause = threading.Event()
         for fault in faults:
             while self._since(load) < fault.at * load.duration_s or not self._overcome(load):

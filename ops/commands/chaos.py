@@ -36,7 +36,8 @@ def bounce(
 
     Two assemble, two pack (one of them standing by), a trainer with an arithmetic model, the producer and the broker are
     killed, terminated and paused in turn. Exit code 1 on anything lost, repeated, torn or otherwise wrong, on a stop that takes
-    longer than 10 s and on fewer faults than planned; then the logs stay. Without --dir it has a stack of its own.
+    longer than 10 s and on fewer faults than planned; then the logs stay. Without --dir it has a stack of its own; with one
+    whose Kafka is yours, the broker is left alone.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollwire.consumers.ledger import Ledger, Line
-from rollwire.ops.chaos.bounce import BounceOptions, Outcome
+from rollwire.ops.chaos.bounce import BounceOptions, Outcome, targets
 from rollwire.ops.chaos.faults import plan_faults
 from rollwire.ops.chaos.report import figures, print_outcome
 from rollwire.ops.chaos.strike import Hit
@@ -82,3 +82,10 @@ def test_fewer_faults_a_gap_a_late_stop_and_a_load_that_is_not_through_are_failu
     stuck.through = False
     assert not any(made.ok for made in (few, gap, late, stuck))
     assert values(gap)["bounce.ledger_gap"] == values(late)["bounce.late_stops"] == 1
+
+
+def test_a_broker_that_is_not_ours_is_left_alone() -> None:
+    everyone = targets(())
+    assert "broker" in everyone
+    assert set(everyone) - set(targets(("kafka", "s3"))) == {"broker"}
+    assert targets(("s3", "redis")) == everyone

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -26,6 +27,7 @@ from rollwire.schemas.errors import Refused
 from rollwire.schemas.field_types import Check, compile_check, wrong_field
 from rollwire.schemas.framing import CONFLUENT_BYTES, MARKER, PREFIX_BYTES, SchemaRegistry, confluent_id
 from rollwire.schemas.limits import SCAN_ABOVE, LimitExceeded, Malformed, compile_scan
+from rollwire.schemas.read import Read, compile_read
 from rollwire.schemas.records import Event
 from rollwire.schemas.validate import check_time, validate
 
@@ -33,7 +35,7 @@ Headers = Iterable[tuple[str, bytes | None]]
 
 CONTENT_TYPE: Final = b"application/avro"
 
-# What fastavro and msgspec raise over bytes or values that do not fit a schema (C59: several, not one).
+# What fastavro, msgspec and `read.py` raise over bytes or values that do not fit a schema (C59: several, not one).
 _BAD_BODY: Final = (
     AttributeError,
     EOFError,
@@ -43,6 +45,7 @@ _BAD_BODY: Final = (
     OverflowError,
     TypeError,
     ValueError,  # of it: UnicodeError, msgspec.ValidationError
+    struct.error,
 )
 
 
@@ -64,6 +67,7 @@ class Schema(NamedTuple):
     text: str  # JSON, as a registry gets it
     avro: Any  # parsed by fastavro
     reader: Any  # the topic's current schema where this is an older one, else None
+    read: Read | None  # a body straight to its record; None = fastavro reads it, as all older versions
     scan: Callable[[bytes, int], int]
     event_type: bytes  # `ce_type`
     key_of: Callable[[Any], str]
@@ -96,6 +100,9 @@ def build_schemas(spec: TopicSpec, files: Mapping[int, Any]) -> list[Schema]:
                 text=json.dumps(files[released.version]),
                 avro=avro,
                 reader=None if released is spec.current else current,
+                read=compile_read(files[released.version], spec.record_class)
+                if released is spec.current
+                else None,
                 scan=compile_scan(files[released.version]),
                 event_type=event_type(spec.name, released.version).encode(),
                 key_of=identity.KEYS[spec.key],
@@ -297,25 +304,60 @@ def _registered(schema_id: int) -> Schema:
 
 def decode_value(value: bytes, schema: Schema, start: int = PREFIX_BYTES) -> Event:
     """The body, which begins at `start`, as a record; nothing is checked but its form. Raises `Refused`."""
+    event: Event
     try:
         if len(value) - start > SCAN_ABOVE:
             schema.scan(value, start)
-        body = io.BytesIO(value)
-        body.seek(start)
-        fields = schemaless_reader(body, schema.avro, schema.reader)
-        event = msgspec.convert(fields, schema.spec.record_class)
+        if schema.read is not None:
+            event, end = schema.read(value, start)
+        else:
+            body = io.BytesIO(value)
+            body.seek(start)
+            fields = schemaless_reader(body, schema.avro, schema.reader)
+            event, end = msgspec.convert(fields, schema.spec.record_class), body.tell()
     except LimitExceeded as error:
         raise Refused("limit_exceeded", str(error)) from error
     except (Malformed, *_BAD_BODY) as error:
         detail = f"the body is no {schema.spec.name} v{schema.version}: {type(error).__name__}: {error}"
         raise Refused("malformed", detail) from error
-    if body.tell() != len(value):
-        raise Refused("trailing_bytes", f"{len(value) - body.tell()} bytes follow the body")
+    if end != len(value):
+        raise Refused("trailing_bytes", f"{len(value) - end} bytes follow the body")
     return event
+
+
+# As `sealed` writes them.
+_NAMES: Final = ("ce_specversion", "ce_type", "ce_source", "ce_id", "ce_time", "content-type")
 
 
 def _check_headers(event: Event, schema: Schema, headers: Headers) -> None:
     all_ = tuple(headers)
+    if len(all_) == len(_NAMES):
+        names, (specversion, type_, source, id_, time, content_type) = zip(*all_, strict=True)
+        if (
+            names == _NAMES
+            and specversion == b"1.0"
+            and type_ == schema.event_type
+            and source
+            and id_ == schema.id_of(event).encode()
+            and time is not None
+            and _names_time(time)
+            and content_type == CONTENT_TYPE
+        ):
+            return
+    _check_any_headers(event, schema, all_)
+
+
+@lru_cache(maxsize=1_024)
+def _names_time(content: bytes) -> bool:
+    """Whether `ce_time` is a time with a zone. Records that were written together have the same."""
+    try:
+        return datetime.fromisoformat(content.decode()).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _check_any_headers(event: Event, schema: Schema, all_: tuple[tuple[str, bytes | None], ...]) -> None:
+    """The same of headers in any order, with others between them; says what is wrong."""
     found = dict(all_)
     if len(found) != len(all_):
         _refuse_repeats(all_)

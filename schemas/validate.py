@@ -16,7 +16,7 @@ from rollwire.schemas import records as r
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import is_group_id, parse_rollout_id
 from rollwire.schemas.reasons import REASONS
-from rollwire.schemas.validate_arrays import check_microbatch, check_sequence, check_shared
+from rollwire.schemas.validate_arrays import check_microbatch, check_sequence, check_shared, known_finite
 from rollwire.schemas.validate_routes import check_routes
 
 # Microseconds between 2000-01-01 and 2100-01-01. Seconds and milliseconds fall below, nanoseconds above (C45).
@@ -34,6 +34,8 @@ _REASONS: Final = frozenset(REASONS)
 # What a group and each of its rollouts say both.
 _OF_GROUP: Final = ("group_id", "model", "lineage", "environment", "task_id", "group_size")
 _of_group: Final = attrgetter(*_OF_GROUP)
+_NAMES_OF_ROLLOUT: Final = ("model", "lineage", "environment", "task_id", "fleet", "replica")
+_names_of_rollout: Final = attrgetter(*_NAMES_OF_ROLLOUT)
 
 
 def check_time(name: str, time_us: int) -> None:
@@ -127,20 +129,22 @@ def _distinct(name: str, values: Iterable[str], reason: str = "inconsistent") ->
         seen.add(value)
 
 
-def _rollout(e: r.Rollout) -> None:
+def _rollout(e: r.Rollout, *, finite: bool = False) -> None:
+    """`finite`: see `check_sequence`."""
     _group(e.group_id)
     if e.rollout_id != f"{e.group_id}.{e.index}":
         raise Refused("id_invalid", f"rollout_id={e.rollout_id[:80]!r} is not <group_id>.<index>")
     if not 0 <= e.index < e.group_size:
         raise Refused("id_invalid", f"index={e.index} in a group of {e.group_size}")
-    _names(e, "model", "lineage", "environment", "task_id", "fleet", "replica")
+    if not _GOOD_NAMES.issuperset(_names_of_rollout(e)):
+        _names(e, *_NAMES_OF_ROLLOUT)
     _finite("temperature", e.temperature)
     if not e.temperature > 0:
         raise Refused("inconsistent", f"temperature={e.temperature}")
     _not_negative(e, "top_k_experts")
     check_time("started_us", e.started_us)
     check_time("finished_us", e.finished_us)
-    check_sequence(e)
+    check_sequence(e, finite=finite)
     check_shared(e)
 
 
@@ -174,10 +178,11 @@ def validate_group(e: r.Group, *, rollouts: bool) -> None:
     _ensure(e.baseline in ("mean", "leave_one_out"), "inconsistent", f"baseline={e.baseline[:80]!r}")
     _ensure(0 < len(e.members) <= e.group_size, "inconsistent", f"{len(e.members)} members of {e.group_size}")
     before, shared = -1, _of_group(e)
+    finite = rollouts and known_finite([member.rollout.logprobs for member in e.members])
     for member in e.members:
         rollout = member.rollout
         if rollouts:
-            _rollout(rollout)
+            _rollout(rollout, finite=finite)
         if _of_group(rollout) != shared:
             field = next(name for name in _OF_GROUP if getattr(rollout, name) != getattr(e, name))
             raise Refused("inconsistent", f"{field} of member {rollout.index} is not the group's")

@@ -378,6 +378,52 @@ def members(*changes: dict[str, Any]) -> Group:
     return msgspec.structs.replace(GROUP, members=tuple(msgspec.structs.replace(m, **c) for m, c in pairs))
 
 
+# Logprobs of a rollout of one sampled token or of 2,000 (more than are looked at together), some of which are wrong.
+@pytest.mark.parametrize("tokens", [1, 2_000])
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({0: [NAN]}, "logprob_missing"),
+        ({2: [math.inf]}, "not_finite"),
+        ({1: [NAN], 2: [math.inf]}, "logprob_missing"),
+        ({1: [-math.inf], 2: [NAN]}, "not_finite"),
+        (
+            {1: b"\x00\x00\x80", 2: b"\x7f\x00\x00\x00\x00"},
+            "logprob_length",
+        ),  # 8 bytes, an infinity across them
+        ({0: [NAN], 1: b"\x00"}, "logprob_missing"),
+        ({0: b"\x00", 1: [NAN]}, "logprob_length"),
+        ({0: [-1.0, -1.0], 1: []}, "logprob_length"),
+    ],
+)
+def test_c01_logprobs_of_a_group_are_looked_at_one_by_one_and_in_order(
+    tokens: int, wrong: dict[int, bytes | list[float]], reason: str
+) -> None:
+    def member(index: int, logprobs: bytes) -> Any:
+        rollout = msgspec.structs.replace(
+            GROUP.members[0].rollout,
+            rollout_id=f"{GROUP.group_id}.{index}",
+            index=index,
+            group_size=3,
+            token_ids=bytes(1 + tokens),
+            token_dtype="u1",
+            segments=segments(("prompt", 0, 1), ("sampled", 1, 1 + tokens)),
+            loss_mask=b"\x00" + b"\x01" * tokens,
+            logprobs=logprobs,
+            spans=spans((3, 0, tokens)),
+        )
+        return msgspec.structs.replace(GROUP.members[0], rollout=rollout)
+
+    right = f4(*[-1.0] * tokens)
+    rest = f4(*[-1.0] * (tokens - 1))
+    logprobs = [right] * 3
+    validate(msgspec.structs.replace(GROUP, group_size=3, members=tuple(map(member, range(3), logprobs))))
+    for index, end in wrong.items():
+        logprobs[index] = rest + (end if isinstance(end, bytes) else f4(*end))
+    group = msgspec.structs.replace(GROUP, group_size=3, members=tuple(map(member, range(3), logprobs)))
+    assert reason_of(group) == reason
+
+
 def test_a_group_agrees_with_its_members() -> None:
     first, second = GROUP.members
     other = msgspec.structs.replace(second.rollout, task_id="another")

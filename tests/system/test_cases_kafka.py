@@ -193,9 +193,11 @@ def _wait_of_a_good_group(log: KafkaLog, number: int) -> float:
 # Writes batches that are larger than its local queue until SIGTERM, and says after each how many records were accepted.
 WRITER = """
 import signal, sys, threading
+from rollwire.ops.logs import configure_logging
 from rollwire.streams.seams.log import Outgoing
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.log_kafka_write import KafkaWriter
+configure_logging()  # standard output is for the counts
 log = KafkaLog(sys.argv[1], sys.argv[2])
 writer = KafkaWriter(log._producer_config() | {"queue.buffering.max.messages": 1000}, sys.argv[2])
 stop = threading.Event()

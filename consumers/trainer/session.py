@@ -233,6 +233,8 @@ class Session:
                 return "waiting"
         if not self._pipeline.wait_below(self._config.max_uncommitted, run.work.patience_s):
             return "waiting"
+        if run.stopped():  # while it waited: the plan in hand stays untaken
+            return "moved"
         heads, self._heads = self._heads, None
         self._take_step(heads)
         self._paused = pauses(self._drift, self._config)

@@ -20,7 +20,7 @@ import pytest
 
 from rollwire.consumers.ledger import count_ledger
 from rollwire.ops.cli import run
-from rollwire.ops.stack import StackInfo
+from rollwire.ops.stack import StackInfo, read_stack
 from rollwire.ops.topics import apply_topics
 from rollwire.schemas import records as r
 from rollwire.schemas.catalogue import TOPICS
@@ -221,7 +221,7 @@ def test_c48_what_was_accepted_is_delivered_whatever_the_queue_and_the_broker_do
     assert process.stdout is not None
     lines = selectors.DefaultSelector()
     lines.register(process.stdout, selectors.EVENT_READ)
-    broker = stack.pids["kafka"]
+    broker = read_stack(stack.dir).pids["kafka"]  # other tests start it again
     try:
         accepted = [int(process.stdout.readline()) for _ in range(4)]
         os.kill(broker, signal.SIGSTOP)

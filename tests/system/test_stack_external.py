@@ -121,7 +121,7 @@ def test_a_flow_on_services_of_others(
     assert code == 0
     assert said == "ended redis; left alone: kafka, s3\n"
     assert not (folder / "stack.json").exists()
-    assert all(one.alive and not one.external for one in status(stack))
+    assert all(one.alive and not one.external for one in status(read_stack(stack.dir)))
     assert open_store(stack, bucket).get("key") == b"data"
 
 

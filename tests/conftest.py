@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from rollwire.ops.stack import StackConfig, StackInfo, running_stack
 from rollwire.ops.topics import apply_topics
@@ -14,6 +16,9 @@ from rollwire.ops.topics import apply_topics
 # A shell that starts a job in the background has it ignore SIGINT, and whatever that job starts; here processes are
 # started to be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# As in a process of ours: standard output is what a command answers, and a thread may log in the middle of it.
+structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 @pytest.fixture(scope="session")

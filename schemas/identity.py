@@ -32,8 +32,13 @@ IDS: Final[dict[type[r.Event], _Text]] = {
     r.PackedBatch: lambda e: f"{e.lineage}/{e.step}/{e.rank}",
     r.TrainStep: lambda e: f"{e.lineage}/{e.step}",
     r.WeightVersion: lambda e: f"{e.lineage}/{e.version}",
+    r.WeightLink: lambda e: f"{e.lineage}/{e.version}/{e.base_version}/{e.kind}/{e.coder}",
     r.FleetStatus: lambda e: f"{e.fleet}/{e.replica}/{e.state}/{e.version}/{e.at_us}",
-    r.Evaluation: lambda e: f"{e.lineage}/{e.suite}/{e.version}/{e.replica}",
+    r.Evaluation: lambda e: (
+        f"{e.lineage}/{e.suite}/{e.version}/{e.replica}"
+        if e.promotion is None
+        else f"{e.lineage}/promotion/{e.promotion.channel}/{e.version}/{e.at_us}"
+    ),
     r.Notice: lambda e: f"{e.model}/{e.name}/{e.at_us}",
     r.DeadLetter: lambda e: f"{e.refused_by}/{e.source.topic}/{e.source.partition}/{e.source.offset}",
 }

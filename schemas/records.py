@@ -20,6 +20,7 @@ SegmentKind = Literal["prompt", "sampled", "tool", "summary", "unknown"]
 RewardSource = Literal["verifier", "judge", "user", "unknown"]
 Fate = Literal["kept", "filtered", "dropped", "unknown"]
 VersionKind = Literal["anchor", "delta", "empty", "revert", "unknown"]
+LinkKind = Literal["skip", "inverse", "gone", "unknown"]
 FleetState = Literal["staged", "swapped", "refused", "stopped", "unknown"]
 Severity = Literal["info", "warning", "alarm", "unknown"]
 LastRow = Literal["recorded", "missing", "unknown"]
@@ -334,6 +335,35 @@ class WeightVersion(Event, frozen=True, kw_only=True, gc=False):
     changed_elements: int
     total_elements: int
     published_us: int
+    coder: str = ""  # "gap" (its delta runs backwards as well) | "context" | "" = no delta, or not said
+
+
+class LinkObject(Event, frozen=True, kw_only=True, gc=False):
+    """One shard of a link's delta."""
+
+    key: str
+    size: int  # bytes
+    sha256: str  # hex
+    head_bytes: int  # of header and table, which a reader of a slice fetches first
+
+
+class WeightLink(Event, frozen=True, kw_only=True, gc=False):
+    """`weight-links`: one more way between two published versions; its objects stood in the store before this event.
+
+    A link of kind `gone` says that every way from `base_version` to `version` written before it is deleted.
+    """
+
+    model: str
+    lineage: str
+    version: int  # what it gives
+    base_version: int | None  # what it applies to; None only in `gone`: the full snapshot of `version`
+    kind: LinkKind
+    coder: str  # "gap" | "context"; "" in `gone`
+    base_digest: str  # incremental digests, hex; "" in `gone`
+    state_digest: str
+    objects: tuple[LinkObject, ...]  # none where the two states are equal, and in `gone`
+    stored_bytes: int
+    published_us: int
 
 
 class FleetStatus(Event, frozen=True, kw_only=True, gc=False):
@@ -350,6 +380,9 @@ class FleetStatus(Event, frozen=True, kw_only=True, gc=False):
     reason: str
     open_rollouts: int
     at_us: int
+    fetched_bytes: int = 0  # read from the store to stage the wanted version
+    target: str = ""  # what holds the weights: "numpy", "torch", "folder", ...; "" = the process that samples
+    channel: str = ""  # promotion channel that chose the wanted version; "" = none did
 
 
 class Score(Event, frozen=True, kw_only=True, gc=False):
@@ -357,18 +390,27 @@ class Score(Event, frozen=True, kw_only=True, gc=False):
     value: float
 
 
+class Promotion(Event, frozen=True, kw_only=True, gc=False):
+    """A version is what a channel's followers serve from now on. The last one in the log counts."""
+
+    channel: str  # "<fleet>/<replica>" is a replica's own, which comes before whatever else it follows
+    by: str
+    reason: str
+
+
 class Evaluation(Event, frozen=True, kw_only=True, gc=False):
-    """`evaluations`: scores of one served version on one suite."""
+    """`evaluations`: scores of one served version on one suite, or the promotion of a version onto a channel."""
 
     model: str
     lineage: str
-    suite: str
-    version: int
-    scores: tuple[Score, ...]
+    suite: str  # "" in a promotion
+    version: int  # -1 in a promotion = the channel names none any more
+    scores: tuple[Score, ...]  # () in a promotion
     tasks: int
     samples_per_task: int
-    replica: str
+    replica: str  # who measured, or wrote the promotion
     at_us: int
+    promotion: Promotion | None = None
 
 
 class Notice(Event, frozen=True, kw_only=True, gc=False):

@@ -312,11 +312,36 @@ def _weight_version(e: r.WeightVersion) -> None:
         _ensure(0 <= e.base_version < e.version, "inconsistent", f"{e.version} on base {e.base_version}")
     _ensure(e.changed_elements <= e.total_elements, "inconsistent", "more elements changed than there are")
     _ensure(e.kind != "empty" or e.changed_elements == 0, "inconsistent", "an empty version changes elements")
+    if e.coder:
+        _names(e, "coder")
     _claim("manifest", e.manifest)
     _claim("anchor", e.anchor)
     _claim("checkpoint", e.checkpoint)
     _digest("state_digest", e.state_digest)
     check_time("published_us", e.published_us)
+
+
+def _weight_link(e: r.WeightLink) -> None:
+    _names(e, "model", "lineage")
+    _not_negative(e, "version", "stored_bytes")
+    _ensure(e.base_version is None or e.base_version >= 0, "inconsistent", f"base {e.base_version}")
+    _ensure(e.base_version != e.version, "inconsistent", f"a link from version {e.version} to itself")
+    check_time("published_us", e.published_us)
+    if e.kind == "gone":
+        _ensure(not e.objects and not e.stored_bytes, "inconsistent", "a way that is gone names objects")
+        return
+    base = -1 if e.base_version is None else e.base_version
+    _ensure(e.base_version is not None, "inconsistent", f"a link of kind {e.kind} without a base")
+    _ensure(e.kind != "skip" or base < e.version, "inconsistent", f"a skip from {base} to {e.version}")
+    _ensure(e.kind != "inverse" or base > e.version, "inconsistent", f"an inverse from {base} to {e.version}")
+    _names(e, "coder")
+    _digest("base_digest", e.base_digest)
+    _digest("state_digest", e.state_digest)
+    for shard in e.objects:
+        _claim("objects", r.Claim(key=shard.key, size=shard.size, sha256=shard.sha256))
+        _ensure(0 < shard.head_bytes <= shard.size, "inconsistent", f"a head of {shard.head_bytes} bytes")
+    total = sum(shard.size for shard in e.objects)
+    _ensure(total == e.stored_bytes, "inconsistent", f"objects of {total} bytes, stored {e.stored_bytes}")
 
 
 def _fleet_status(e: r.FleetStatus) -> None:
@@ -326,13 +351,24 @@ def _fleet_status(e: r.FleetStatus) -> None:
         _digest("state_digest", e.state_digest)
     _finite("stage_ms", e.stage_ms)
     _finite("pause_ms", e.pause_ms)
-    _not_negative(e, "stage_ms", "pause_ms", "open_rollouts")
+    _not_negative(e, "stage_ms", "pause_ms", "open_rollouts", "fetched_bytes")
     check_time("at_us", e.at_us)
 
 
 def _evaluation(e: r.Evaluation) -> None:
-    _names(e, "model", "lineage", "suite", "replica")
-    _not_negative(e, "version", "tasks", "samples_per_task")
+    _names(e, "model", "lineage", "replica")
+    _not_negative(e, "tasks", "samples_per_task")
+    if e.promotion is None:
+        _names(e, "suite")
+        _not_negative(e, "version")
+    else:
+        _names(e.promotion, "channel", "by")
+        _ensure(
+            not (e.suite or e.scores or e.tasks or e.samples_per_task),
+            "inconsistent",
+            "a promotion with a suite or scores",
+        )
+        _ensure(e.version >= -1, "inconsistent", f"a promotion of version {e.version}")
     for score in e.scores:
         _finite(f"score {score.name[:80]!r}", score.value)
     _distinct("scores", (s.name for s in e.scores))
@@ -361,6 +397,7 @@ _CHECKS: Final[dict[type[r.Event], Callable[[Any], None]]] = {
     r.PackedBatch: _packed_batch,
     r.TrainStep: _train_step,
     r.WeightVersion: _weight_version,
+    r.WeightLink: _weight_link,
     r.FleetStatus: _fleet_status,
     r.Evaluation: _evaluation,
     r.Notice: _notice,

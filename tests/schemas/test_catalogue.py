@@ -20,6 +20,7 @@ SPINE = {
     "packed-batches": 8,
     "train-steps": 1,
     "weight-versions": 1,
+    "weight-links": 1,
     "fleet-status": 1,
     "evaluations": 1,
     "notices": 1,

@@ -43,9 +43,10 @@ def refused(example: Example, **changes: Any) -> Refused:
 @pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
 def test_examples_decode_to_their_events(example: Example) -> None:
     assert decode(example.topic, example.value, example.headers, example.key) == example.event
-    assert (
-        json.loads(msgspec.json.encode(example.event)) == example.plain
-    )  # the file has no field that the record lacks
+    plain = json.loads(msgspec.json.encode(example.event))
+    if example.version != TOPICS[example.topic].current.version:
+        plain = {name: plain[name] for name in example.plain}  # what came later has its default
+    assert plain == example.plain  # the file has no field that the record lacks
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)

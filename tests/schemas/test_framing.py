@@ -50,7 +50,8 @@ def registry() -> Iterator[Registry]:
 def test_every_event_goes_through_both_framings(example: Example, registry: Registry) -> None:
     written = encode(example.event, source="test", time_us=US)
     assert confluent_id(written.value) is not None
-    assert written.value[CONFLUENT_BYTES:] == example.value[PREFIX_BYTES:]
+    if example.version == TOPICS[example.topic].current.version:
+        assert written.value[CONFLUENT_BYTES:] == example.value[PREFIX_BYTES:]
     assert decode(written.topic, written.value, written.headers, written.key) == example.event
     assert decode(example.topic, example.value, example.headers, example.key) == example.event
 

@@ -112,7 +112,7 @@ class Tally:
                     self.served[event.replica] = event
                 if event.state == "swapped" and event.version > 0 and event.fleet == self.fleet:
                     self.pauses.append(event.pause_ms)
-            case Evaluation() if event.lineage == self.lineage:
+            case Evaluation() if event.lineage == self.lineage and event.promotion is None:
                 self.full[(event.suite, event.version)] = event
             case GroupFate():
                 self.fates[(event.fate, event.reason)] += 1

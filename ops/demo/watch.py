@@ -37,7 +37,9 @@ class Watch:
                         self.steps[step.step] = step
                     case FleetStatus() as status if status.state in ("swapped", "stopped"):
                         self.served[status.replica] = status.version
-                    case Evaluation() as evaluation if evaluation.lineage == self._settings.lineage:
+                    case Evaluation() as evaluation if (
+                        evaluation.lineage == self._settings.lineage and evaluation.promotion is None
+                    ):
                         self.evaluations[(evaluation.suite, evaluation.version)] = evaluation
                     case _:
                         pass

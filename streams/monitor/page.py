@@ -153,7 +153,7 @@ def fold(page: Page, event: Event, at_us: int) -> Page:
             changed = _version(page, event)
         case FleetStatus():
             changed = _status(page, event)
-        case Evaluation():
+        case Evaluation() if event.promotion is None:
             changed = _evaluation(page, event)
         case Notice():
             changed = _notice(page, event)

@@ -183,7 +183,9 @@ def decoded_or_refused(example: Example, value: bytes) -> None:
     if isinstance(found, str):
         assert found in REASONS
     else:
-        written = encode(found, source="t", time_us=10**15)  # under the current schema, whatever it came under
+        written = encode(
+            found, source="t", time_us=10**15
+        )  # under the current schema, whatever it came under
         again = decode(example.topic, written.value, written.headers, example.key)
         assert encode(again, source="t", time_us=10**15) == written
 

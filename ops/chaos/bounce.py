@@ -23,9 +23,9 @@ from rollwire.ops.chaos.faults import BROKER, Fault, plan_faults
 from rollwire.ops.chaos.processes import Death, Processes, Stop
 from rollwire.ops.chaos.producer import Task, done, producer_command
 from rollwire.ops.chaos.readers import Watcher, read_all
+from rollwire.ops.chaos.retrained import judge_weights
 from rollwire.ops.chaos.strike import Hit, Striker
 from rollwire.ops.chaos.verdict import Sighting, Verdict, judge
-from rollwire.ops.chaos.weights import judge_weights
 from rollwire.ops.chaos.workload import LINEAGE, MODEL, SIZE, Known, Workload, known, timetable
 from rollwire.ops.demo.guards import interruptible, undisturbed
 from rollwire.ops.demo.supervisor import rollwire_command

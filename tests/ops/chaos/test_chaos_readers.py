@@ -13,8 +13,8 @@ from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
 from rollwire.kernels.advantages import group_advantages
 from rollwire.kernels.digest import StateDigest
 from rollwire.ops.chaos.readers import Watcher, read_all
+from rollwire.ops.chaos.retrained import judge_weights
 from rollwire.ops.chaos.verdict import Verdict, judge
-from rollwire.ops.chaos.weights import judge_weights
 from rollwire.ops.chaos.workload import (
     EMITTED,
     FATES,

@@ -76,6 +76,10 @@ class TorchEngine:
             raise ConfigError(f"versions are not negative, got {version}")
         self._sampler.load(version, state, recompute=self._recompute)
 
+    def recompute_cache(self) -> None:
+        """The next step reads all running requests from their start, with the weights that are served then."""
+        self._sampler.recompute()
+
     def abort(self) -> list[Sampled]:
         """Everything accepted, in no particular order; a request that had not started comes back with no tokens."""
         ended = [_sampled(request, sample, "abort") for request, sample in self._sampler.clear()]

@@ -24,7 +24,12 @@
     │   ├── DeltaCorrupt            the bytes of a delta or a shard are damaged
     │   ├── BaseMismatch            a delta is for another base than the one held
     │   ├── StateMismatch           tensors are missing, extra, or of another shape or dtype
-    │   └── DigestMismatch          the resulting state is not the published one
+    │   ├── DigestMismatch          the resulting state is not the published one
+    │   ├── TargetFailed            what serves did not take a version (an engine's answer, a full disk): the one before serves
+    │   └── ProbeFailed             what is served after a swap is not what was published: it was undone
+    ├── EngineError                 the HTTP server of an inference engine
+    │   ├── EngineUnavailable       did not answer in time, or closed the connection (recoverable: ask again)
+    │   └── EngineRefused           answered that it will not, or something that this software does not understand
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
     ├── RankLost                    a process of the trainer died or did not answer in time
     ├── MismatchDrift               trainer and sampler drift apart, and the trainer was told to pause then; exit code 3
@@ -141,6 +146,26 @@ class StateMismatch(WeightError):
 
 
 class DigestMismatch(WeightError):
+    pass
+
+
+class TargetFailed(WeightError):
+    pass
+
+
+class ProbeFailed(WeightError):
+    pass
+
+
+class EngineError(RollwireError):
+    pass
+
+
+class EngineUnavailable(EngineError):
+    pass
+
+
+class EngineRefused(EngineError):
     pass
 
 

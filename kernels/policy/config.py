@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, Final, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from rollwire.schemas.errors import ConfigError
+
+ARCHITECTURE: Final = "Qwen3MoeForCausalLM"
 
 
 class PolicyConfig(BaseModel, frozen=True, extra="forbid"):  # as arguments: type checkers then see a hash
@@ -51,7 +56,7 @@ class PolicyConfig(BaseModel, frozen=True, extra="forbid"):  # as arguments: typ
 def hf_config(config: PolicyConfig, *, dtype: str = "bfloat16") -> dict[str, Any]:
     """`config.json` of the Qwen3MoeForCausalLM with the same logits; it opens in transformers 4.5x and 5.x."""
     return {
-        "architectures": ["Qwen3MoeForCausalLM"],
+        "architectures": [ARCHITECTURE],
         "model_type": "qwen3_moe",
         "dtype": dtype,
         "torch_dtype": dtype,
@@ -82,3 +87,15 @@ def hf_config(config: PolicyConfig, *, dtype: str = "bfloat16") -> dict[str, Any
         "pad_token_id": config.pad_token_id,
         "eos_token_id": config.eos_token_id,
     }
+
+
+def policy_of(config: Mapping[str, Any]) -> PolicyConfig:
+    """The shape that a `config.json` says: what `hf_config` wrote. Raises `ConfigError` for a model that is no policy."""
+    if config.get("architectures") != [ARCHITECTURE] or config.get("mlp_only_layers"):
+        raise ConfigError(
+            f"a policy is a {ARCHITECTURE} of sparse layers alone; config.json says {config.get('architectures')}"
+        )
+    try:
+        return PolicyConfig(**{name: config[name] for name in PolicyConfig.model_fields if name in config})
+    except ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from None

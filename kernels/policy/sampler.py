@@ -65,7 +65,11 @@ class Sampler(Generic[Tag]):
             ]
         self._version = version
         if recompute:
-            self._again, self._old = max(self._again, self._old), 0
+            self.recompute()
+
+    def recompute(self) -> None:
+        """The next step reads all running rows from their start, with the weights held."""
+        self._again, self._old = max(self._again, self._old), 0
 
     def join(self, new: NewRow, tag: Tag) -> None:
         self.rows.add(new, tag)

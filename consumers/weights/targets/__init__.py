@@ -1,0 +1,1 @@
+"""What serves weights: a Protocol and its implementations (arrays, a torch module, a safetensors folder, engines over HTTP)."""

@@ -317,6 +317,15 @@ class TrainStep(Event, frozen=True, kw_only=True, gc=False):
     routes_implausible: tuple[int, ...] = ()  # [L] recorded experts the filter found implausible; empty = off
 
 
+class LinkObject(Event, frozen=True, kw_only=True, gc=False):
+    """One shard of a delta."""
+
+    key: str
+    size: int  # bytes
+    sha256: str  # hex
+    head_bytes: int  # of header and table, which a reader of a slice fetches first
+
+
 class WeightVersion(Event, frozen=True, kw_only=True, gc=False):
     """`weight-versions`: a version that can be read. Its manifest and all shards stood in the store before this event."""
 
@@ -336,15 +345,9 @@ class WeightVersion(Event, frozen=True, kw_only=True, gc=False):
     total_elements: int
     published_us: int
     coder: str = ""  # "gap" (its delta runs backwards as well) | "context" | "" = no delta, or not said
-
-
-class LinkObject(Event, frozen=True, kw_only=True, gc=False):
-    """One shard of a link's delta."""
-
-    key: str
-    size: int  # bytes
-    sha256: str  # hex
-    head_bytes: int  # of header and table, which a reader of a slice fetches first
+    objects: tuple[
+        LinkObject, ...
+    ] = ()  # the delta's shards; none = nothing changed, or only the manifest has them
 
 
 class WeightLink(Event, frozen=True, kw_only=True, gc=False):

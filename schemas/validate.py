@@ -300,6 +300,14 @@ def _mismatch_by(e: r.TrainStep) -> None:
     _ensure(len(keys) == len(set(keys)), "inconsistent", "mismatch_by names one thing twice")
 
 
+def _shards(objects: tuple[r.LinkObject, ...]) -> int:
+    """Bytes of a delta's shards together."""
+    for shard in objects:
+        _claim("objects", r.Claim(key=shard.key, size=shard.size, sha256=shard.sha256))
+        _ensure(0 < shard.head_bytes <= shard.size, "inconsistent", f"a head of {shard.head_bytes} bytes")
+    return sum(shard.size for shard in objects)
+
+
 def _weight_version(e: r.WeightVersion) -> None:
     _names(e, "model", "lineage")
     _not_negative(e, "version", "step", "full_bytes", "stored_bytes", "changed_elements", "total_elements")
@@ -314,6 +322,9 @@ def _weight_version(e: r.WeightVersion) -> None:
     _ensure(e.kind != "empty" or e.changed_elements == 0, "inconsistent", "an empty version changes elements")
     if e.coder:
         _names(e, "coder")
+    _ensure(
+        _shards(e.objects) <= e.stored_bytes, "inconsistent", f"objects above {e.stored_bytes} stored bytes"
+    )
     _claim("manifest", e.manifest)
     _claim("anchor", e.anchor)
     _claim("checkpoint", e.checkpoint)
@@ -337,10 +348,7 @@ def _weight_link(e: r.WeightLink) -> None:
     _names(e, "coder")
     _digest("base_digest", e.base_digest)
     _digest("state_digest", e.state_digest)
-    for shard in e.objects:
-        _claim("objects", r.Claim(key=shard.key, size=shard.size, sha256=shard.sha256))
-        _ensure(0 < shard.head_bytes <= shard.size, "inconsistent", f"a head of {shard.head_bytes} bytes")
-    total = sum(shard.size for shard in e.objects)
+    total = _shards(e.objects)
     _ensure(total == e.stored_bytes, "inconsistent", f"objects of {total} bytes, stored {e.stored_bytes}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -80,16 +80,28 @@ class TorchEngine:
         """The next step reads all running requests from their start, with the weights that are served then."""
         self._sampler.recompute()
 
-    def abort(self) -> list[Sampled]:
-        """Everything accepted, in no particular order; a request that had not started comes back with no tokens."""
-        ended = [_sampled(request, sample, "abort") for request, sample in self._sampler.clear()]
+    def abort(self, request_ids: Collection[str] | None = None) -> list[Sampled]:
+        """Ends these requests, by default all that were accepted, in no particular order; ids that are not running are
+        passed over. A request that had not started comes back with no tokens."""
+        if request_ids is None:
+            waiting, self._waiting = list(self._waiting), deque()
+            samples = self._sampler.clear()
+        else:
+            ids = set(request_ids)
+            waiting = [request for request in self._waiting if request.request_id in ids]
+            self._waiting = deque(request for request in self._waiting if request.request_id not in ids)
+            tags = self._sampler.rows.tags
+            samples = self._sampler.end(
+                np.array([row for row, tag in enumerate(tags) if tag.request_id in ids], np.int64)
+            )
         shape = (0, self._config.num_hidden_layers, self._config.num_experts_per_tok)
         nothing = Sample(
             np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64), np.empty(shape, np.uint8)
         )
-        ended += [_sampled(request, nothing, "abort") for request in self._waiting]
-        self._waiting.clear()
-        return ended
+        return [
+            *(_sampled(request, sample, "abort") for request, sample in samples),
+            *(_sampled(request, nothing, "abort") for request in waiting),
+        ]
 
     def _check(self, request: SampleRequest) -> None:
         prompt: NDArray[np.int64] = request.prompt_ids

@@ -100,6 +100,13 @@ class Sampler(Generic[Tag]):
         self._old, self._again = rows.count, 0
         return done
 
+    def end(self, rows_N: NDArray[np.int64]) -> list[tuple[Tag, Sample]]:
+        """Ends rows [N] with what they have. Only between a step and the next `join`: all rows have been read then."""
+        taken = [(self.rows.tags[row], self.rows.take(row)) for row in rows_N.tolist()]
+        self.rows.remove(rows_N)
+        self._old, self._again = min(self._old, self.rows.count), min(self._again, self.rows.count)
+        return taken
+
     def clear(self) -> list[tuple[Tag, Sample]]:
         """Ends all rows with what they have."""
         taken = [(self.rows.tags[row], self.rows.take(row)) for row in range(self.rows.count)]

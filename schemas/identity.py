@@ -29,7 +29,9 @@ IDS: Final[dict[type[r.Event], _Text]] = {
     r.Group: lambda e: e.group_id,
     r.GroupFate: lambda e: e.group_id,
     r.GroupClosed: lambda e: e.group_id,
-    r.PackedBatch: lambda e: f"{e.lineage}/{e.step}/{e.rank}",
+    r.PackedBatch: lambda e: (
+        f"{e.lineage}/{e.step}/{e.rank}" + ("" if e.newest_revert is None else f"/{e.newest_revert}")
+    ),
     r.TrainStep: lambda e: f"{e.lineage}/{e.step}",
     r.WeightVersion: lambda e: f"{e.lineage}/{e.version}",
     r.WeightLink: lambda e: f"{e.lineage}/{e.version}/{e.base_version}/{e.kind}/{e.coder}",

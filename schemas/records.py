@@ -243,6 +243,9 @@ class PackedBatch(Event, frozen=True, kw_only=True, gc=False):
     microbatches: tuple[Microbatch, ...]
     plan_digest: str  # blake3 hex over the plan of all ranks
     cut: Cut
+    newest_revert: int | None = (
+        None  # the last version that was a revert when it was made; None = there was none
+    )
 
 
 class Mismatch(Event, frozen=True, kw_only=True, gc=False):
@@ -348,6 +351,7 @@ class WeightVersion(Event, frozen=True, kw_only=True, gc=False):
     objects: tuple[
         LinkObject, ...
     ] = ()  # the delta's shards; none = nothing changed, or only the manifest has them
+    reverts_to: int | None = None  # of a revert: the older version whose weights it has; None = no revert
 
 
 class WeightLink(Event, frozen=True, kw_only=True, gc=False):

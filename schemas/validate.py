@@ -227,6 +227,11 @@ def _packed_batch(e: r.PackedBatch) -> None:
     _ensure(
         lag <= e.max_lag_versions, "stale", f"the oldest version lags {lag}, allowed are {e.max_lag_versions}"
     )
+    _ensure(
+        e.newest_revert is None or 0 < e.newest_revert < e.step,
+        "inconsistent",
+        f"step {e.step} after a revert at version {e.newest_revert}",
+    )
     _finite("reward_mean", e.reward_mean)
     for group_id in e.group_ids:
         _group(group_id)
@@ -320,6 +325,12 @@ def _weight_version(e: r.WeightVersion) -> None:
         _ensure(0 <= e.base_version < e.version, "inconsistent", f"{e.version} on base {e.base_version}")
     _ensure(e.changed_elements <= e.total_elements, "inconsistent", "more elements changed than there are")
     _ensure(e.kind != "empty" or e.changed_elements == 0, "inconsistent", "an empty version changes elements")
+    reverts = e.reverts_to is not None and 0 <= e.reverts_to < e.version - 1
+    _ensure(
+        reverts if e.kind == "revert" else e.reverts_to is None,
+        "inconsistent",
+        f"version {e.version} of kind {e.kind} reverts to {e.reverts_to}",
+    )
     if e.coder:
         _names(e, "coder")
     _ensure(

@@ -22,8 +22,9 @@ _log = structlog.get_logger()
 class StatusReports:
     """`add` never blocks and never fails; `flush` belongs to one thread."""
 
-    def __init__(self, log: Log, *, fleet: str, replica: str, clock: Clock) -> None:
+    def __init__(self, log: Log, *, fleet: str, replica: str, clock: Clock, target: str = "") -> None:
         self._log = log
+        self._target = target
         self._fleet = fleet
         self._replica = replica
         self._clock = clock
@@ -41,19 +42,26 @@ class StatusReports:
         pause_ms: float = 0.0,
         reason: str = "",
         open_rollouts: int = 0,
+        fetched_bytes: int = 0,
+        channel: str = "",
+        wanted_version: int = -1,
     ) -> None:
+        """`wanted_version` stands for a `wanted` that is not published."""
         status = FleetStatus(
             fleet=self._fleet,
             replica=self._replica,
             state=state,
             version=-1 if served is None else served.version,
-            wanted_version=-1 if wanted is None else wanted.version,
+            wanted_version=wanted_version if wanted is None else wanted.version,
             state_digest="" if served is None else served.state_digest,
             stage_ms=stage_ms,
             pause_ms=pause_ms,
             reason=reason,
             open_rollouts=open_rollouts,
             at_us=self._clock.now_us(),
+            fetched_bytes=fetched_bytes,
+            target=self._target,
+            channel=channel,
         )
         with self._lock:
             self._waiting.append(status)

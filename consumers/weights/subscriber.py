@@ -1,4 +1,4 @@
-"""A replica's side of the weight plane: follows `weight-versions`, stages the newest version, reports what is served.
+"""The weights of a process that samples: follows the log, stages the wanted version, hands it out, reports what is served.
 
 Everything that can fail happens in a thread of its own and ends in a report and another try; whoever samples goes on
 with what it has. A version is offered only when its bytes, its base and its result proved right.
@@ -9,44 +9,21 @@ from __future__ import annotations
 import threading
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
-from rollwire.consumers.weights.reader import Loaded, PathStep, load_path, plan_path
+from rollwire.consumers.weights.follow import Follow, FollowConfig, Wanted, own_channel
+from rollwire.consumers.weights.staging import Failed, Held, Staging, SubscriberConfig, backoff
 from rollwire.consumers.weights.status import StatusReports
-from rollwire.consumers.weights.versions import Versions
-from rollwire.schemas.errors import (
-    DeadlineExceeded,
-    ObjectConflict,
-    ObjectMissing,
-    Refused,
-    StoreError,
-    WeightError,
-)
+from rollwire.consumers.weights.tail import Tail
+from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.schemas.records import WeightVersion
-from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
-from rollwire.streams.seams.log import Log, Reader, TopicPartition
+from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.weights import Staged
 
-_PARTITION = TopicPartition("weight-versions", 0)
+__all__ = ["SubscriberConfig", "WeightSubscriber", "backoff"]
+
 _log = structlog.get_logger()
-
-
-class SubscriberConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    poll_s: float = Field(default=0.1, gt=0, description="How long one look at the log waits for news.")
-    backoff_s: float = Field(
-        default=0.2, gt=0, description="Pause after a first failure; doubles from there."
-    )
-    backoff_max_s: float = Field(default=10.0, gt=0, description="The longest pause between tries.")
-    close_s: float = Field(default=10.0, gt=0, description="How long `close` waits for the last reports.")
-
-
-def backoff(failures: int, config: SubscriberConfig) -> float:
-    """Seconds to wait after the `failures`-th failure in a row (1, 2, ...)."""
-    return float(min(config.backoff_s * 2.0 ** min(failures - 1, 30), config.backoff_max_s))
 
 
 class WeightSubscriber:
@@ -66,22 +43,23 @@ class WeightSubscriber:
         model: str | None = None,
         clock: Clock | None = None,
         config: SubscriberConfig | None = None,
+        follow: FollowConfig | None = None,
     ) -> None:
         self._log = log
-        self._store = store
         self._clock = clock or SystemClock()
         self._config = config or SubscriberConfig()
-        self._versions = Versions(lineage, model)
+        self._follow = Follow(
+            follow or FollowConfig(), own=own_channel(fleet, replica), lineage=lineage, model=model
+        )
         self._reports = StatusReports(log, fleet=fleet, replica=replica, clock=self._clock)
         self._stop = threading.Event()
-        # Of the thread alone: what is held to build on, steps that proved unusable, and the pause after failures.
-        self._held: tuple[WeightVersion, Loaded] | None = None
-        self._avoid: set[tuple[int, bool]] = set()
-        self._failures = 0
-        self._retry_at = 0.0
+        # Of the thread alone.
+        self._staging = Staging(store, self._clock, self._config)
+        self._held: Held | None = None
         # Shared, under the condition.
         self._change = threading.Condition()
         self._staged: Staged | None = None
+        self._fetched, self._channel = 0, ""  # of what is staged
         self._served: WeightVersion | None = None
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name=f"weights-{replica}", daemon=True)
@@ -101,13 +79,15 @@ class WeightSubscriber:
                     return staged
             problem = f"; last problem: {self._problem}" if self._problem else ""
             raise DeadlineExceeded(
-                f"no new version of lineage {self._versions.lineage} was staged within {timeout_s:g} s{problem}"
+                f"no new version of lineage {self._follow.lineage} was staged within {timeout_s:g} s{problem}"
             )
 
     def swapped(self, staged: Staged, pause_ms: float, open_rollouts: int) -> None:
         """The sampler serves `staged` from now on. Never blocks, never fails."""
         with self._change:
             self._served = staged.event
+            now = self._staged is not None and self._staged.event == staged.event
+            fetched, channel = (self._fetched, self._channel) if now else (0, "")
         self._reports.add(
             "swapped",
             staged.event,
@@ -115,6 +95,8 @@ class WeightSubscriber:
             stage_ms=staged.stage_ms,
             pause_ms=pause_ms,
             open_rollouts=open_rollouts,
+            fetched_bytes=fetched,
+            channel=channel,
         )
 
     def stopped(self, open_rollouts: int) -> None:
@@ -138,7 +120,7 @@ class WeightSubscriber:
         failures = 0
         while not self._stop.is_set():
             try:
-                self._follow()
+                self._tail()
                 failures = 0
             except Exception as error:  # noqa: BLE001  # a thread's edge: the sampler must outlive whatever this is
                 failures += 1
@@ -148,85 +130,50 @@ class WeightSubscriber:
         self._reports.flush(self._config.close_s / 2)
         self._reports.close()
 
-    def _follow(self) -> None:
+    def _tail(self) -> None:
         """Reads from the beginning (repeats are dropped) until told to stop; raises what the log raises."""
-        reader = self._log.reader()
-        try:
-            reader.assign({_PARTITION: self._log.beginning_offsets([_PARTITION])[_PARTITION]})
-            end = self._log.end_offsets([_PARTITION])[_PARTITION]
+        with Tail(self._log) as tail:
             while not self._stop.is_set():
-                self._read(reader)
+                for event in tail.poll(self._config.poll_s):
+                    if self._follow.add(event):
+                        self._staging.news()
                 self._reports.flush()
-                # While catching up nothing is staged: only the newest version counts.
-                if reader.positions()[_PARTITION] >= end:
-                    self._stage_newest()
-        finally:
-            reader.close()
+                if tail.caught_up:
+                    self._stage()
 
-    def _read(self, reader: Reader) -> None:
-        for record in reader.poll(1_000, self._config.poll_s):
-            try:
-                event = decode_record(record)
-            except Refused as error:  # whoever consumes transactionally has it in dead-letters
-                _log.warning("weights.event_refused", offset=record.offset, reason=error.reason)
-                continue
-            if isinstance(event, WeightVersion) and self._versions.add(event):
-                self._retry_at = 0.0  # news may be the way out
-
-    def _stage_newest(self) -> None:
-        wanted = self._versions.newest
+    def _stage(self) -> None:
+        wanted = self._follow.wanted()
         held = self._held
-        if wanted is None or (held is not None and held[0] == wanted):
+        if wanted.event is None or (held is not None and held.event == wanted.event) or not self._staging.due:
             return
-        if self._clock.monotonic_s() < self._retry_at:
+        outcome = self._staging.load(self._follow, wanted.event, held)
+        if isinstance(outcome, Failed):
+            self._failed(wanted, outcome)
             return
-        base = held if held is not None and held[0].lineage == wanted.lineage else None
-        entered: list[PathStep] = []
-        started = self._clock.monotonic_s()
-        try:
-            path = plan_path(
-                self._versions.events,
-                None if base is None else base[0].version,
-                wanted.version,
-                avoid=self._avoid,
-            )
-            loaded = load_path(self._store, path, None if base is None else base[1], entering=entered.append)
-        except (WeightError, ObjectMissing, ObjectConflict) as error:
-            self._refuse(wanted, error, entered)
-        except StoreError as error:
-            self._later(f"version {wanted.version}: {error}")
-        else:
-            self._offer(wanted, loaded, (self._clock.monotonic_s() - started) * 1e3)
-
-    def _offer(self, event: WeightVersion, loaded: Loaded, stage_ms: float) -> None:
-        self._held = (event, loaded)
-        self._avoid.clear()
-        self._failures = 0
+        self._held = Held(wanted.event, outcome.loaded)
+        self._staging.done()
         with self._change:
-            self._staged = Staged(event, loaded.state, stage_ms)
+            self._staged = Staged(wanted.event, outcome.loaded.state, outcome.stage_ms)
+            self._fetched, self._channel = outcome.fetched_bytes, wanted.channel
             self._problem = ""
             served = self._served
             self._change.notify_all()
-        self._reports.add("staged", served, event, stage_ms=stage_ms)
+        self._reports.add(
+            "staged",
+            served,
+            wanted.event,
+            stage_ms=outcome.stage_ms,
+            fetched_bytes=outcome.fetched_bytes,
+            channel=wanted.channel,
+        )
 
-    def _refuse(self, wanted: WeightVersion, error: Exception, entered: list[PathStep]) -> None:
-        """The step that failed is left out of the next plan, which then leads over an anchor if there is one."""
-        reason = f"{type(error).__name__}: {error}"
-        with self._change:
-            served = self._served
-        self._reports.add("refused", served, wanted, reason=reason)
-        if entered:
-            self._avoid.add((entered[-1].event.version, entered[-1].full))
-            self._note(reason)
-        else:  # no way is left: everything gets another chance, later
-            self._avoid.clear()
-            self._later(reason)
-
-    def _later(self, problem: str) -> None:
-        self._failures += 1
-        self._retry_at = self._clock.monotonic_s() + backoff(self._failures, self._config)
-        self._note(problem)
-        _log.warning("weights.stage_failed", problem=problem, failures=self._failures)
+    def _failed(self, wanted: Wanted, failed: Failed) -> None:
+        self._note(failed.reason)
+        _log.warning("weights.stage_failed", problem=failed.reason)
+        if failed.refused:
+            with self._change:
+                served = self._served
+            self._reports.add("refused", served, wanted.event, reason=failed.reason, channel=wanted.channel)
 
     def _note(self, problem: str) -> None:
         with self._change:

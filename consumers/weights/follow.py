@@ -1,0 +1,137 @@
+"""Which version a replica is to serve: the newest, a fixed one, or what a channel's last promotion names.
+
+A promotion onto the replica's own channel, `<fleet>/<replica>`, comes before whatever it was told to follow: that is how
+one replica is pinned while it runs. Version -1 there takes the word back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rollwire.schemas.records import Evaluation, Event, WeightLink, WeightVersion
+
+NO_VERSION = -1
+
+
+class FollowConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["latest", "pinned", "channel"] = Field(
+        default="latest", description="The newest version, a fixed one, or the one a channel was promoted to."
+    )
+    version: int | None = Field(default=None, ge=0, description="pinned: the version.")
+    channel: str = Field(default="", description="channel: its name.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.mode == "pinned") != (self.version is not None):
+            raise ValueError("`version` goes with mode 'pinned', and only with it")
+        if (self.mode == "channel") != bool(self.channel):
+            raise ValueError("`channel` goes with mode 'channel', and only with it")
+        return self
+
+
+def own_channel(fleet: str, replica: str) -> str:
+    """The channel that nobody but this replica follows."""
+    return f"{fleet}/{replica}"
+
+
+class Wanted(NamedTuple):
+    """What is to be served. `event` is None where nothing is, or where that version is not published (yet)."""
+
+    lineage: str | None
+    version: int  # NO_VERSION = nothing was said
+    event: WeightVersion | None
+    channel: str  # of the promotion that said so; "" = none did
+
+
+class Promoted(NamedTuple):
+    lineage: str
+    version: int
+
+
+class Follow:
+    """Folds `weight-versions`, `weight-links` and `evaluations`; answers what is wanted and what ways there are.
+
+    `lineage=None`: the lineage that was started last, unless a promotion names another. Repeats change nothing.
+    """
+
+    def __init__(
+        self, config: FollowConfig, *, own: str, lineage: str | None = None, model: str | None = None
+    ) -> None:
+        self._config = config
+        self._own = own
+        self._fixed = lineage
+        self._lineage = lineage
+        self._model = model
+        self._versions: dict[str, dict[int, WeightVersion]] = {}
+        self._links: dict[str, list[WeightLink]] = {}
+        self._channels: dict[str, Promoted] = {}
+
+    @property
+    def lineage(self) -> str | None:
+        """The one that is followed where no promotion says otherwise."""
+        return self._lineage
+
+    def add(self, event: Event) -> bool:
+        """Whether the event was news."""
+        match event:
+            case WeightVersion() if self._of_model(event.model):
+                return self._version(event)
+            case WeightLink() if self._of_model(event.model):
+                self._links.setdefault(event.lineage, []).append(event)
+                return True
+            case Evaluation() if event.promotion is not None and self._of_model(event.model):
+                return self._promotion(event, event.promotion.channel)
+            case _:
+                return False
+
+    def wanted(self) -> Wanted:
+        for channel in (self._own, self._config.channel):
+            promoted = self._channels.get(channel)
+            if promoted is not None:
+                return self._known(promoted.lineage, promoted.version, channel)
+        if self._config.mode == "channel" or self._lineage is None:
+            return Wanted(self._lineage, NO_VERSION, None, self._config.channel)
+        if self._config.version is not None:
+            return self._known(self._lineage, self._config.version, "")
+        newest = max(self._versions.get(self._lineage, {}), default=NO_VERSION)
+        return self._known(self._lineage, newest, "")
+
+    def events(self, lineage: str) -> list[WeightVersion]:
+        return list(self._versions.get(lineage, {}).values())
+
+    def links(self, lineage: str) -> list[WeightLink]:
+        """In the log's order."""
+        return list(self._links.get(lineage, ()))
+
+    def event(self, lineage: str, version: int) -> WeightVersion | None:
+        return self._versions.get(lineage, {}).get(version)
+
+    def _of_model(self, model: str) -> bool:
+        return self._model is None or model == self._model
+
+    def _known(self, lineage: str, version: int, channel: str) -> Wanted:
+        return Wanted(lineage, version, self.event(lineage, version), channel)
+
+    def _version(self, event: WeightVersion) -> bool:
+        if event.lineage not in self._versions:
+            self._versions[event.lineage] = {}
+            if self._fixed is None:  # started last, so far
+                self._lineage = event.lineage
+        of_lineage = self._versions[event.lineage]
+        if event.version in of_lineage:
+            return False
+        of_lineage[event.version] = event
+        return True
+
+    def _promotion(self, event: Evaluation, channel: str) -> bool:
+        """The last one in the log counts, also where it names an older version."""
+        before = self._channels.get(channel)
+        if event.version == NO_VERSION:
+            self._channels.pop(channel, None)
+            return before is not None
+        self._channels[channel] = Promoted(event.lineage, event.version)
+        return True

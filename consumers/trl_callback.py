@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rollwire.consumers.torch_states import module_state
+from rollwire.consumers.torch_states import module_sources, module_state
 from rollwire.consumers.version_publisher import VersionPublisher
 from rollwire.schemas.errors import ConfigError
 
@@ -62,7 +62,9 @@ class PublishVersions(TrainerCallback):
 
     def _publish(self, state: TrainerState, kwargs: dict[str, Any]) -> None:
         if state.is_world_process_zero and state.global_step > self._step:
-            self._publisher.publish_alone(module_state(_module(kwargs), self._dtype), state.global_step)
+            # The trainer goes on as soon as the weights are copied.
+            sources = module_sources(_module(kwargs), self._dtype)
+            self._publisher.publish_alone(sources, state.global_step, copy=True)
             self._step = state.global_step
 
 

@@ -34,6 +34,7 @@ from rollwire.consumers.trainer.history import (
 )
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.sources import NamedTensors, as_state
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded, OffsetLost, PlanViolation
 from rollwire.schemas.records import TrainStep, WeightVersion
@@ -146,8 +147,9 @@ class VersionPublisher:
             last.version, last.step, state, self._by_rank(), steps[-1].plan_digest if steps else None
         )
 
-    def publish(self, state: State, step: TrainStep) -> None:
-        """Hands over the weights that `step` made; `state` belongs to the publisher from then on.
+    def publish(self, state: NamedTensors, step: TrainStep, *, copy: bool = False) -> None:
+        """Hands over the weights that `step` made; a `State` belongs to the publisher from then on. With `copy` they may
+        be any named tensors (`SnapshotPublisher.publish`), which the caller goes on changing.
 
         Returns as soon as fewer than `max_uncommitted` versions are on their way. Raises `PlanViolation` for a step out
         of order, and whatever stopped an earlier version: then nothing after that one is committed, start again.
@@ -163,14 +165,14 @@ class VersionPublisher:
             )
         ends = {TopicPartition(r.topic, r.partition): r.end for r in step.consumed}
         before, self._offsets = self._offsets, ends
-        self._hand_over(step.version, step.step, state, step, before, ends)
+        self._hand_over(step.version, step.step, state, step, before, ends, copy=copy)
 
-    def publish_alone(self, state: State, step: int) -> int:
+    def publish_alone(self, state: NamedTensors, step: int, *, copy: bool = False) -> int:
         """The next version, made at the trainer's step `step` from what did not come through this log; as `publish`.
         Returns its number. Raises `ConfigError` where plans are consumed."""
         if self._partitions:
             raise ConfigError("a trainer that consumes plans publishes each version with its step")
-        self._hand_over(self._version + 1, step, state, None, {}, {})
+        self._hand_over(self._version + 1, step, state, None, {}, {}, copy=copy)
         return self._version
 
     def flush(self) -> None:
@@ -191,20 +193,26 @@ class VersionPublisher:
         self,
         version: int,
         step: int,
-        state: State,
+        state: NamedTensors,
         event: TrainStep | None,
         before: Mapping[TopicPartition, int],
         after: Mapping[TopicPartition, int],
+        *,
+        copy: bool = False,
     ) -> None:
         self._wait_below(self._config.max_uncommitted)
-        published = self._publisher.submit(version, step, state)
+        if copy:
+            published = self._publisher.publish(version, state, step=step)
+        else:
+            published = self._publisher.submit(version, step, as_state(state))
         self._version = version
         self._committer.take(Taken(version, event, published, None, before, after))
 
     def _wait_below(self, uncommitted: int) -> None:
         if not self._committer.wait_below(uncommitted, self._deadline_s):
             raise DeadlineExceeded(
-                f"version {self._committed + 1} was not committed within {self._deadline_s:g} s"
+                f"version {self._committed + 1} was not committed within {self._deadline_s:g} s: "
+                f"{self._publisher.waiting_for()}"
             )
 
     def _on_committed(self, version: WeightVersion, step: TrainStep | None) -> None:

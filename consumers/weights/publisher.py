@@ -1,10 +1,16 @@
 """Publishes versions in the background, in order, while the trainer computes on.
 
-    submit(n) -> Future -> the trainer's transaction commits the event -> committed(n)
+    publish(n, tensors) -> Future -> the trainer's transaction commits the event -> committed(n)
+
+`publish` copies the weights into memory of its own, which is all that the trainer's thread does; `submit` takes over a
+state that the caller gives away. Comparing, encoding and putting are background work.
 
 A version is visible only through its committed event: until then it is bytes in a bucket. The base of a delta is the
 version submitted before it; that one's bytes stood in the store first, and its event is committed first. If version n
 cannot be written, n+1 fails too (it would rest on nothing), and the trainer restarts from its last commit (law 3).
+
+While the store or the commits are slow, `publish` and `submit` wait, and `waiting_for` says for what. A store that is
+away is tried again for `store_patience_s`, so that a version outlives an outage.
 """
 
 from __future__ import annotations
@@ -12,21 +18,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollwire.consumers.weights.buffers import BufferPool
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
+from rollwire.consumers.weights.sources import NamedTensors, sources_of
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, WeightError
+from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, StoreUnavailable, WeightError
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.work import Task, Threads, Work
 
 _log = structlog.get_logger()
+_WARN_S: Final = 1.0  # a wait that takes longer is told
+_RETRY_S: Final = 0.5  # the first pause while the store is away; doubles
+_RETRY_MAX_S: Final = 10.0
 
 
 class PublisherConfig(BaseModel):
@@ -47,17 +58,42 @@ class PublisherConfig(BaseModel):
     )
     threads: int = Field(default=1, ge=1, description="Threads that compare and compress.")
     submit_timeout_s: float = Field(
-        default=120.0, gt=0, description="How long `submit` waits for earlier commits."
+        default=120.0, gt=0, description="How long `publish` and `submit` wait for earlier versions."
     )
+    store_patience_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long a version is tried again while the object store is away; then it fails, and the trainer restarts.",
+    )
+
+
+class Waiting(NamedTuple):
+    """What later versions wait for."""
+
+    version: int  # the oldest one that is not committed
+    on: Literal["store", "commit"]  # its objects do not stand yet | its transaction is not committed
+    seconds: float  # so far
+    trouble: str  # the store's last error, "" where there was none
+
+    def __str__(self) -> str:
+        if self.on == "commit":
+            return f"version {self.version} is stored, its commit is awaited since {self.seconds:.1f} s"
+        trouble = f"; last error: {self.trouble}" if self.trouble else ""
+        return f"version {self.version} is being stored since {self.seconds:.1f} s{trouble}"
 
 
 class _Item:
     """A submitted version that is not committed yet."""
 
-    def __init__(self, version: int, step: int, state: State) -> None:
+    def __init__(self, version: int, step: int, state: State, now_s: float) -> None:
         self.version = version
         self.step = step
         self.state = state
+        self.since_s = now_s  # submitted, then stored
+        self.trouble = ""  # why the store did not take it the last time
+        self.failures = 0  # in a row
+        self.troubled_s = 0.0  # when they began
+        self.not_before_s = now_s
         self.future: Future[WeightVersion] = Future()
         self.future.set_running_or_notify_cancel()  # only `discard_from` takes a version back
         self.held: Held | None = None  # set when its objects stand in the store
@@ -97,9 +133,32 @@ class SnapshotPublisher:
         self._items: list[_Item] = []  # in order of versions
         self._failed: tuple[int, BaseException] | None = None
         self._closed = False
+        self._pool = BufferPool(
+            self._config.max_uncommitted + 2
+        )  # the base, the open ones, one taken back in its turn
+        self._storing = False  # a turn reads states
+        self._retired: list[State] = []  # to be given back to the pool after that turn
         self._worker = self._work.start(
             Task("snapshot-publisher", self._change, self._due, self._turn, self._broke)
         )
+
+    def publish(
+        self, version: int, named_tensors: NamedTensors, *, step: int | None = None
+    ) -> Future[WeightVersion]:
+        """Copies the weights and returns; the caller may go on changing them. Then as `submit`.
+
+        `named_tensors`: tensors of ours, numpy arrays or torch tensors by name, with the names and in the layout of the
+        published checkpoint. `step` is the trainer's step of this version, by default `version`. The copy goes into pooled
+        memory (page-locked where the tensors are on a GPU): the first calls allocate it.
+
+        Raises `StateMismatch` for what is no tensor, beside what `submit` raises.
+        """
+        sources = sources_of(named_tensors)
+        failed = self._admit(version)
+        if failed is not None:
+            return failed
+        state = self._pool.fill(sources)
+        return self._take(version, version if step is None else step, state)
 
     def submit(self, version: int, step: int, state: State) -> Future[WeightVersion]:
         """Takes over `state`; returns at once unless `max_uncommitted` versions wait for their commit.
@@ -107,30 +166,72 @@ class SnapshotPublisher:
         The future's event is not committed yet. The first version of a lineage becomes an anchor, later ones deltas.
         Raises `WeightError` for a version out of order or after `close`, `DeadlineExceeded` while nothing commits.
         """
+        failed = self._admit(version)
+        return self._take(version, step, state) if failed is None else failed
+
+    def waiting_for(self) -> Waiting | None:
+        """What the oldest open version waits for; None where all are committed."""
+        with self._change:
+            return self._waiting()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory held for copies."""
+        return self._pool.nbytes
+
+    def _waiting(self) -> Waiting | None:
+        if not self._items:
+            return None
+        item = self._items[0]
+        seconds = self._clock.monotonic_s() - item.since_s
+        return Waiting(item.version, "commit" if item.held else "store", seconds, item.trouble)
+
+    def _admit(self, version: int) -> Future[WeightVersion] | None:
+        """Waits for a place; a failed future where an earlier version failed."""
+
+        def admits() -> bool:
+            return (
+                self._closed
+                or self._failed is not None
+                or (len(self._items) < self._config.max_uncommitted and self._pool.has_room)
+            )
+
         with self._change:
             last = self._last_version()
             if self._failed is None and last is not None and version != last + 1:
                 raise WeightError(f"version {version} submitted after {last}: versions go up by one")
-            room = self._work.wait(
-                self._change,
-                lambda: (
-                    self._closed
-                    or self._failed is not None
-                    or len(self._items) < self._config.max_uncommitted
-                ),
-                self._config.submit_timeout_s,
-            )
+            patience_s = self._config.submit_timeout_s
+            room = self._work.wait(self._change, admits, min(_WARN_S, patience_s))
+            if not room and patience_s > _WARN_S:
+                waiting = self._waiting()
+                _log.warning(
+                    "weights.backpressure",
+                    version=version,
+                    reason="buffers" if waiting is None else waiting.on,
+                    waits_for=str(waiting),
+                )
+                room = self._work.wait(self._change, admits, patience_s - _WARN_S)
             if self._closed:
                 raise WeightError(f"version {version} submitted to a publisher that was closed")
             if not room:
-                waiting = [f"{i.version} ({'stored' if i.held else 'being stored'})" for i in self._items]
+                open_ = [f"{i.version} ({'stored' if i.held else 'being stored'})" for i in self._items]
                 raise DeadlineExceeded(
-                    f"version {version} waited {self._config.submit_timeout_s:g} s: versions {', '.join(waiting)} "
-                    f"are not committed, and at most {self._config.max_uncommitted} may be"
+                    f"version {version} waited {patience_s:g} s: versions {', '.join(open_)} "
+                    f"are not committed, and at most {self._config.max_uncommitted} may be: {self._waiting()}"
                 )
-            item = _Item(version, step, state)
             if self._failed is not None:
-                item.future.set_exception(_consequence(version, *self._failed))
+                future: Future[WeightVersion] = Future()
+                future.set_exception(_consequence(version, *self._failed))
+                return future
+            return None
+
+    def _take(self, version: int, step: int, state: State) -> Future[WeightVersion]:
+        with self._change:
+            item = _Item(version, step, state, self._clock.monotonic_s())
+            if self._failed is not None or self._closed:  # while it was copied
+                cause = self._failed or (version, WeightError("the publisher was closed"))
+                item.future.set_exception(_consequence(version, *cause))
+                self._retire(state)
                 return item.future
             self._items.append(item)
             self._change.notify_all()
@@ -141,7 +242,9 @@ class SnapshotPublisher:
         with self._change:
             if not self._items or self._items[0].version != version or self._items[0].held is None:
                 raise WeightError(f"version {version} is not the next one to commit")
-            self._committed = self._items.pop(0).held
+            superseded, self._committed = self._committed, self._items.pop(0).held
+            if superseded is not None:
+                self._retire(superseded.state)
             self._change.notify_all()
 
     def discard_from(self, version: int) -> None:
@@ -153,6 +256,7 @@ class SnapshotPublisher:
             dropped = [item for item in self._items if item.version >= version]
             self._items = [item for item in self._items if item.version < version]
             for item in dropped:
+                self._retire(item.state)
                 if not item.future.done():
                     item.future.set_exception(WeightError(f"version {item.version} was discarded"))
             if self._failed is not None and self._failed[0] >= version:
@@ -177,7 +281,9 @@ class SnapshotPublisher:
         with self._change:
             if self._items:
                 raise WeightError("versions are open: discard them before resuming")
-            self._committed = Held(event, state, digest)
+            superseded, self._committed = self._committed, Held(event, state, digest)
+            if superseded is not None:
+                self._retire(superseded.state)
             self._failed = None
             self._change.notify_all()
 
@@ -190,6 +296,7 @@ class SnapshotPublisher:
                     item.future.set_exception(
                         WeightError(f"version {item.version}: the publisher was closed")
                     )
+                self._retire(item.state)
             self._items = []
             self._change.notify_all()
         if not self._worker.stop(timeout_s):
@@ -208,26 +315,67 @@ class SnapshotPublisher:
             base = item.held
         return None
 
+    def _retire(self, state: State) -> None:
+        """Nothing will need `state` again; a turn that runs may still read it."""
+        if self._storing:
+            self._retired.append(state)
+        else:
+            self._pool.give_back(state)
+
     def _due(self) -> float | None:
-        return None if self._closed or self._failed is not None or self._next_item() is None else 0.0
+        following = None if self._closed or self._failed is not None else self._next_item()
+        return None if following is None else max(0.0, following[0].not_before_s - self._clock.monotonic_s())
 
     def _turn(self) -> None:
         """Stores the next version."""
         with self._change:
             following = self._next_item()
+            self._storing = following is not None
         if following is None:
             return
         item, base = following
         try:
+            self._store(item, base)
+        finally:
+            with self._change:
+                self._storing = False
+                for state in self._retired:
+                    self._pool.give_back(state)
+                self._retired = []
+                self._change.notify_all()
+        while self._pool.grow():  # memory for what is published next, off the trainer's thread
+            pass
+
+    def _store(self, item: _Item, base: Held | None) -> None:
+        try:
             held = self._write(item, base)
+        except StoreUnavailable as error:
+            self._later(item, error)
+            return
         except Exception as error:  # noqa: BLE001  # the edge of the background: whoever waits for the future gets it
             self._fail(item, error)
             return
         with self._change:
             if item in self._items:
                 item.held = held
+                item.since_s, item.trouble = self._clock.monotonic_s(), ""
                 item.future.set_result(held.event)
-                self._change.notify_all()
+
+    def _later(self, item: _Item, error: StoreUnavailable) -> None:
+        """The store is away: tried again while there is patience. What stands already is found there again."""
+        now_s = self._clock.monotonic_s()
+        with self._change:
+            if not item.failures:
+                item.troubled_s = now_s
+            pause_s = min(_RETRY_S * 2.0 ** min(item.failures, 10), _RETRY_MAX_S)
+            item.failures += 1
+            item.trouble = str(error)
+            item.not_before_s = now_s + pause_s
+            patient = item.not_before_s - item.troubled_s <= self._config.store_patience_s
+        if not patient:
+            self._fail(item, error)
+            return
+        _log.warning("weights.store_away", version=item.version, error=str(error), again_in_s=pause_s)
 
     def _broke(self, error: BaseException) -> None:
         """What is no `Exception` (a panic below Python, say) ends the version too, not only the thread."""
@@ -250,6 +398,8 @@ class SnapshotPublisher:
             _log.error("weights.publish_failed", version=item.version, error=str(error))
             at = self._items.index(item)
             failed, self._items = self._items[at:], self._items[:at]
+            for gone in failed:
+                self._retire(gone.state)
             self._failed = (item.version, error)
             item.future.set_exception(error)
             for later in failed[1:]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from rollwire.producers.environments.arithmetic import evaluate
 from rollwire.producers.environments.demonstrations import Demonstrations, Part, lay_out
-from rollwire.producers.environments.drawing import pick
+from rollwire.producers.environments.drawing import is_held_out, pick
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.environment import Task, Turn, Verdict
 
@@ -34,7 +34,6 @@ PAD_ID: Final = 0
 END_ID: Final = 1
 CALL_END: Final = "]"
 
-HELD_OUT_ONE_IN: Final = 10
 MAX_CALLS: Final = 2
 MAX_RESULT: Final = 6  # characters; the longest honest one has 4
 MAX_NEW_TOKENS: Final = 40  # tool results included
@@ -84,10 +83,6 @@ def problem_id(a: int, b: int, sign: str, c: int) -> str:
     """16 hex digits, equal for equal problems whatever the order of the factors."""
     canonical = f"calculator:{min(a, b)}*{max(a, b)}{sign}{c}"
     return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
-
-
-def is_held_out(task_id: str) -> bool:
-    return int(task_id, 16) % HELD_OUT_ONE_IN == 0
 
 
 def encode_text(text: str) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rollwire.producers.environments.arithmetic import judge
 from rollwire.producers.environments.demonstrations import Demonstrations, Part, lay_out
-from rollwire.producers.environments.drawing import pick
+from rollwire.producers.environments.drawing import is_held_out, pick
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.environment import Task, Turn, Verdict
 
@@ -34,7 +34,6 @@ VOCABULARY: Final[tuple[str, ...]] = ("<pad>", "<eos>", *"0123456789+-*/() =")
 PAD_ID: Final = 0
 END_ID: Final = 1
 
-HELD_OUT_ONE_IN: Final = 10
 MAX_NUMBER: Final = 12
 MAX_TARGET: Final = 99
 MAX_NEW_TOKENS: Final = 16
@@ -65,10 +64,6 @@ def problem_id(numbers: Sequence[int], target: int) -> str:
     """16 hex digits, equal for equal problems whatever the order of their numbers."""
     canonical = f"countdown:{','.join(map(str, sorted(numbers)))}={target}"
     return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
-
-
-def is_held_out(task_id: str) -> bool:
-    return int(task_id, 16) % HELD_OUT_ONE_IN == 0
 
 
 def encode_text(text: str) -> NDArray[np.int64]:

@@ -23,10 +23,10 @@ from rollwire.producers.environments.calculator import (
     Calculator,
     Problem,
     encode_text,
-    is_held_out,
     problem_id,
     result_of,
 )
+from rollwire.producers.environments.drawing import is_held_out
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.environment import Environment
 

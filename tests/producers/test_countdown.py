@@ -10,16 +10,15 @@ import pytest
 
 from rollwire.producers.environments.countdown import (
     END_ID,
-    HELD_OUT_ONE_IN,
     MAX_NEW_TOKENS,
     PAD_ID,
     VOCABULARY,
     Countdown,
     Problem,
     encode_text,
-    is_held_out,
     problem_id,
 )
+from rollwire.producers.environments.drawing import HELD_OUT_ONE_IN, is_held_out
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.environment import Environment, Task
 

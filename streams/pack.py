@@ -32,8 +32,9 @@ from rollwire.schemas.records import (
     Position,
     WeightVersion,
 )
-from rollwire.streams.pack_judge import Bad, Facts, examine, judge_at, judge_once
+from rollwire.streams.pack_judge import Bad, Facts, examine, judge_at, judge_line, judge_once
 from rollwire.streams.pack_layout import PlanFrame, lay_out
+from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Record
 
 # How many decided group ids are remembered, so that a repeated record meets no second fate (law 4).
@@ -155,7 +156,8 @@ class _Entry:
 
 class Packer:
     """`next_step`: the first step without a plan. `positions`: where each partition of `groups` is read from.
-    `decided`: ids of groups that have their fate already, and `decided_below`: offsets below which all of them lie."""
+    `decided`: ids of groups that have their fate already, and `decided_below`: offsets below which all of them lie.
+    `reverts`: those that `next_step` is after."""
 
     def __init__(
         self,
@@ -167,11 +169,13 @@ class Packer:
         positions: Mapping[int, int],
         decided: Iterable[str] = (),
         decided_below: Mapping[int, int] | None = None,
+        reverts: Reverts = NO_REVERTS,
     ) -> None:
         self._config = config
         self._model = model
         self._lineage = lineage
         self._next_step = next_step
+        self._reverts = reverts
         self._latest_version = -1
         self._versions_offset = 0
         self._positions = dict(positions)
@@ -222,11 +226,19 @@ class Packer:
     # -- events in --------------------------------------------------------------------------------------------
 
     def learn(self, version: WeightVersion, offset: int) -> None:
-        """A record of `weight-versions`. Raises `PlanViolation` for a version that no plan of ours led to."""
+        """A record of `weight-versions`. A revert took its step without a plan: plans begin anew after it, and those that
+        were made for its step and later ones are passed over by whoever trains.
+
+        Raises `PlanViolation` for a version that no plan of ours led to.
+        """
         self._versions_offset = max(self._versions_offset, offset + 1)
         if version.lineage != self._lineage or version.model != self._model:
             return
         self._latest_version = max(self._latest_version, version.version)
+        reverts = self._reverts.add(version)
+        if reverts != self._reverts:
+            self._reverts = reverts
+            self._next_step = version.version + 1
         if self._latest_version >= self._next_step:
             raise PlanViolation(
                 f"version {self._latest_version} of lineage {self._lineage} was published, but the last planned step "
@@ -272,6 +284,7 @@ class Packer:
                 model=self._model,
                 lineage=self._lineage,
                 latest_version=self._latest_version,
+                reverts=self._reverts,
             )
             self._waiting += 1
             if bad is not None:
@@ -282,7 +295,7 @@ class Packer:
             for entry in queue:
                 if entry.group is None or entry.facts is None:
                     continue
-                bad = judge_at(
+                bad = judge_line(entry.facts, base_version=base_version, reverts=self._reverts) or judge_at(
                     entry.facts, base_version=base_version, max_lag_versions=self._config.max_lag_versions
                 )
                 if bad is not None:
@@ -317,6 +330,7 @@ class Packer:
             cost=config.cost,
             cut=cut,
             objective=config.objective,
+            newest_revert=self._reverts.newest,
             context_parallel=config.context_parallel,
         )
         events += lay_out([entry.group for entry in taken if entry.group is not None], frame)

@@ -9,7 +9,8 @@ from rollwire.kernels.packing import check_length
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.reasons import Reason
 from rollwire.schemas.records import Group
-from rollwire.streams.pack_layout import oldest_version, token_count, trained_members
+from rollwire.streams.pack_layout import token_count, trained_members
+from rollwire.streams.reverts import Reverts
 
 
 class Facts(NamedTuple):
@@ -17,6 +18,7 @@ class Facts(NamedTuple):
 
     oldest_version: int
     newest_version: int
+    versions: tuple[int, ...]  # all that sampled a token of it, ascending
     flaw: tuple[Reason, str] | None  # a reason that no version can change
 
 
@@ -28,11 +30,13 @@ class Bad(NamedTuple):
 
 def examine(group: Group, *, token_budget: int) -> Facts:
     """The facts of a group that came through the codec."""
-    newest = max(span.version for member in group.members for span in member.rollout.spans)
-    return Facts(oldest_version([group]), newest, _flaw(group, token_budget))
+    versions = sorted({span.version for member in group.members for span in member.rollout.spans})
+    return Facts(versions[0], versions[-1], tuple(versions), _flaw(group, token_budget))
 
 
-def judge_once(group: Group, facts: Facts, *, model: str, lineage: str, latest_version: int) -> Bad | None:
+def judge_once(
+    group: Group, facts: Facts, *, model: str, lineage: str, latest_version: int, reverts: Reverts
+) -> Bad | None:
     """What is decided when the group arrives and holds for ever. `latest_version` must be the end of
     `weight-versions` if a version from the future is to be believed: ask again after reading on."""
     if group.lineage != lineage or group.model != model:
@@ -47,9 +51,27 @@ def judge_once(group: Group, facts: Facts, *, model: str, lineage: str, latest_v
             f"sampled from version {facts.newest_version}; the latest that was published is {latest_version}",
             quarantine=True,
         )
+    abandoned = judge_line(facts, base_version=latest_version, reverts=reverts)
+    if abandoned is not None:
+        return abandoned._replace(quarantine=True)
     if facts.flaw is not None:
         return Bad(*facts.flaw, quarantine=False)
     return None
+
+
+def judge_line(facts: Facts, *, base_version: int, reverts: Reverts) -> Bad | None:
+    """Whether `base_version` was made from all that sampled the group."""
+    if not reverts.known:
+        return None
+    strange = [version for version in facts.versions if not reverts.leads(version, base_version)]
+    if not strange:
+        return None
+    last = reverts.known[-1]
+    return Bad(
+        "lineage_abandoned",
+        f"sampled from version {strange[-1]}, which was given up: version {last.version} reverts to {last.to}",
+        quarantine=False,
+    )
 
 
 def judge_at(facts: Facts, *, base_version: int, max_lag_versions: int) -> Bad | None:

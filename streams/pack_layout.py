@@ -48,6 +48,7 @@ class PlanFrame(NamedTuple):
     cost: CostModel
     cut: Cut
     objective: Objective = "sum"
+    newest_revert: int | None = None  # the last version that was a revert
     context_parallel: int = 1  # devices of a rank; `token_budget` is what all of them have together
 
 
@@ -102,6 +103,7 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
             microbatches=tuple(build_microbatch([members[i] for i in indices]) for indices in microbatches),
             plan_digest="",
             cut=frame.cut,
+            newest_revert=frame.newest_revert,
         )
         for rank, microbatches in enumerate(layout)
     ]

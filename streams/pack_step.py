@@ -1,13 +1,15 @@
 """pack as a step: `Packer` decides, this feeds it and writes down what it says.
 
-What a restart has to know stands in four places: all versions in `weight-versions`; the step that was planned last in the
-tail of `packed-batches` (all ranks of a plan stand in one transaction, so that of rank 0 tells); groups that got their
+What a restart has to know stands in four places: all versions and reverts in `weight-versions`; the step that was planned
+last in the tail of `packed-batches` (all ranks of a plan stand in one transaction, so that of rank 0 tells; a plan that did
+not know of the last revert tells nothing, since plans begin anew after it); groups that got their
 fate above the committed offsets in `group-fates`, from its mark on; everything else in `groups` from there on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from typing import Final
 
 import structlog
@@ -17,6 +19,7 @@ from rollwire.schemas.records import Group, GroupFate, PackedBatch, WeightVersio
 from rollwire.streams.dead_letter import dead_letter
 from rollwire.streams.emit import outgoing
 from rollwire.streams.pack import Decision, PackConfig, Packer
+from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.limits import check_size
 from rollwire.streams.seams.log import Outgoing, TopicPartition
 from rollwire.streams.step import Changelog, Marked, Memory, Tail, Taken
@@ -43,14 +46,16 @@ class PackStep:
         self.inputs: tuple[TopicPartition, ...] = (*self._groups, VERSIONS)
         self.memories: tuple[Memory, ...] = (
             Changelog(VERSIONS),
-            Tail(TopicPartition("packed-batches", 0), lambda: self._last_planned > 0),
+            Tail(TopicPartition("packed-batches", 0), lambda: bool(self._planned)),
             *(
                 Marked(TopicPartition("group-fates", p), lambda: self.packer.drops_above)
                 for p in range(fates)
             ),
         )
         self._versions: list[tuple[int, WeightVersion]] = []
-        self._last_planned = 0
+        self._planned: list[
+            tuple[int, int | None]
+        ] = []  # steps of the tail, and the last revert they knew of
         self._read_before: Mapping[TopicPartition, int] = {}
         self._decided: set[str] = set()
         self._decided_below: dict[int, int] = {}
@@ -65,7 +70,7 @@ class PackStep:
             self._versions.append((record.offset, event))
         elif isinstance(event, PackedBatch):
             if event.lineage == self._lineage:
-                self._last_planned = max(self._last_planned, event.step)
+                self._planned.append((event.step, event.newest_revert))
         elif isinstance(event, GroupFate):
             if event.decided_by == NAME:
                 self._decided.add(event.group_id)
@@ -124,19 +129,23 @@ class PackStep:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _packer(self, committed: Mapping[TopicPartition, int]) -> Packer:
-        latest = max(
-            (v.version for _, v in self._versions if v.lineage == self._lineage and v.model == self._model),
-            default=0,
+        versions = sorted(
+            (v for _, v in self._versions if (v.model, v.lineage) == (self._model, self._lineage)),
+            key=lambda v: v.version,
         )
+        latest = versions[-1].version if versions else 0
+        reverts = reduce(Reverts.add, versions, NO_REVERTS)
+        planned = [step for step, newest_revert in self._planned if newest_revert == reverts.newest]
         return Packer(
             self._config,
             model=self._model,
             lineage=self._lineage,
             # The topic may have lost old plans to retention; a version proves that its step was planned.
-            next_step=max(self._last_planned, latest) + 1,
+            next_step=max([latest, *planned]) + 1,
             positions={p.partition: committed[p] for p in self._groups},
             decided=self._decided,
             decided_below=self._decided_below,
+            reverts=reverts,
         )
 
     def _settle(self, clock_us: int, *, caught_up: bool) -> list[Outgoing]:

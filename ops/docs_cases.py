@@ -82,7 +82,9 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "C62": Case("a misspelt field vanishes", "refused by its name", "fastavro#549, #638, confluent-kafka-python#1423"),
     },
     "Stores": {
+        "C63": Case("new default checksums", "the shipped settings work; a store that refuses them is named at the start", "boto3#4392, #4398, CERT-Polska/karton#270, langgenius/dify#35117"),
         "C64": Case("412 after one's own success, 409 as \"exists\"", "settled by content; 409 is tried again", "apache/arrow-rs-object-store#852, opendal#6741, arrow-rs#4777"),
+        "C66": Case("ETags of parts, and a part that lands after its retry", "a wrong object never becomes visible", "boto3#845, oci-java-sdk#95"),
     },
     "zstandard": {
         "C79": Case("a second frame is thrown away", "all bytes, or an error", "indygreg/python-zstandard#59, urllib3#3022"),

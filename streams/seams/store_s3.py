@@ -39,11 +39,16 @@ _DEFAULT_REGION: Final = "us-east-1"
 _CONFLICT: Final = 409
 _EXISTS: Final = 412
 _FULL: Final = 507
+_REFUSED: Final = frozenset({400, 501})  # the store does not know something that a request asks for
+_NOT_KNOWN: Final = 501
+# Not the request was wrong, but what arrived of it.
+_DAMAGED: Final = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 _MISSING: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 
 
 class S3Store:
-    """One bucket of one store. `timeout_s` bounds each call, all of its tries together."""
+    """One bucket of one store. `timeout_s` bounds each call, all of its tries together; `read_timeout_s` the silence of
+    the store within one try (by default half of that, 5 s at least)."""
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class S3Store:
         region: str = _DEFAULT_REGION,
         *,
         timeout_s: float = 60.0,
+        read_timeout_s: float | None = None,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         self._bucket = bucket
@@ -71,7 +77,7 @@ class S3Store:
                 # Retries are ours: botocore's would meet their own 412 and hide it.
                 retries={"mode": "standard", "total_max_attempts": 1},
                 connect_timeout=5,
-                read_timeout=max(5.0, timeout_s / 2),
+                read_timeout=max(5.0, timeout_s / 2) if read_timeout_s is None else read_timeout_s,
                 max_pool_connections=16,
                 s3={"addressing_style": "path"},
                 request_checksum_calculation="when_required",
@@ -158,7 +164,15 @@ class S3Store:
             "(AWS S3, S3Proxy, versitygw, MinIO from 2024-11 on)"
         )
         try:
-            self._put(key, first, hashlib.sha256(first).digest(), only_new=True)
+            try:
+                self._put(key, first, hashlib.sha256(first).digest(), only_new=True)
+            except StoreUnavailable as failure:
+                if isinstance(failure.__cause__, ClientError) and _status(failure.__cause__) in _REFUSED:
+                    raise StoreUnfit(
+                        f"the store at {self._endpoint} refuses a put with If-None-Match and a SHA-256 "
+                        f"(x-amz-checksum-sha256): {failure}. {advice}"
+                    ) from failure
+                raise
             try:
                 self._put(key, second, hashlib.sha256(second).digest(), only_new=True)
             except _Exists:
@@ -250,5 +264,9 @@ def _worth_another_try(failure: Exception) -> bool:
         code = failure.response.get("Error", {}).get("Code", "")
         if code in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
             return False
-        return _status(failure) in (_CONFLICT, 429) or (_status(failure) >= 500 and _status(failure) != _FULL)
+        if code in _DAMAGED:
+            return True
+        return _status(failure) in (_CONFLICT, 429) or (
+            _status(failure) >= 500 and _status(failure) not in (_FULL, _NOT_KNOWN)
+        )
     return isinstance(failure, BotoCoreError)

@@ -1,0 +1,232 @@
+"""The cells of the matrix: one death each, of who publishes or of who follows, the life after it, and what must hold.
+
+After each death what anybody can see is whole and right, or nothing of it is there; the next life, which is told nothing,
+brings the run to its end; and what is served then is the last version, bit by bit.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from rollwire.consumers.weights.publisher import SnapshotPublisher
+from rollwire.consumers.weights.verify import verify_version
+from rollwire.ops.chaos.weights.effects import SIDES, Crash
+from rollwire.ops.chaos.weights.lives import Ended, Life, Lives, MemoryLives, Task
+from rollwire.ops.chaos.weights.roles import WAIT_S, events_of, replica_of
+from rollwire.ops.chaos.weights.states import LAST, PUBLISHER, digest_of, model_of, state_of
+from rollwire.schemas.errors import DeadlineExceeded, RollwireError
+from rollwire.schemas.records import FleetStatus, WeightVersion
+from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.seams.log import Log, TopicPartition, Writer
+from rollwire.streams.seams.store import ObjectStore
+
+_LOOK_S: Final = 0.05
+
+
+class CellFailed(RollwireError):
+    """What had to hold in a cell does not."""
+
+
+class Bench(NamedTuple):
+    """Where cells are run. Log and store are the plain ones; the lives see them with their deaths in between."""
+
+    lives: Lives
+    log: Log
+    store: ObjectStore
+
+
+class Result(NamedTuple):
+    """One cell. `problem` is empty where everything held."""
+
+    part: str
+    cell: str
+    seconds: float
+    problem: str
+
+
+def crashes(seen: Mapping[str, int]) -> list[Crash]:
+    """Both sides of every effect that a life had."""
+    return [
+        Crash(name, hit, side)
+        for name, times in seen.items()
+        for hit in range(1, times + 1)
+        for side in SIDES
+    ]
+
+
+def publisher_cell(bench: Bench, crash: Crash | None) -> Ended:
+    """Who publishes dies there. A replica follows all the while and compares whatever it serves. Returns how the first
+    life ended: without a crash, with the effects that it had. Raises `CellFailed`."""
+    lineage = new_lineage()
+    watcher = MemoryLives(bench.log, bench.store).start(Task("follow", lineage, LAST))
+    try:
+        first = end_of(bench.lives.start(Task("publish", lineage, LAST, crash)), "who publishes")
+        if crash is not None:
+            _died_there(first, crash)
+            judge_versions(bench, lineage, complete=False)
+            _ended_well(
+                end_of(bench.lives.start(Task("publish", lineage, LAST)), "the next life"), "the next life"
+            )
+        else:
+            _ended_well(first, "who publishes")
+        judge_versions(bench, lineage, complete=True)
+        _ended_well(end_of(watcher, "the replica beside it"), "the replica beside it")
+    finally:
+        watcher.kill()
+    return first
+
+
+def replica_cell(bench: Bench, crash: Crash | None) -> Ended:
+    """Who follows dies there. Each version is committed when the one before it is said to be served, so that the path is
+    always the same. As `publisher_cell`."""
+    lineage = new_lineage()
+    events = stored(bench.store, lineage)
+    writer = bench.log.writer()
+    reports = Reports(bench.log, lineage)
+    life: Life | None = None
+    try:
+        _commit(writer, events[0])
+        life = bench.lives.start(Task("follow", lineage, LAST, crash))
+        fed, first = 0, None
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            for status in reports.poll():
+                judge_status(status)
+                if status.state == "swapped" and status.version == fed < LAST:
+                    fed += 1
+                    _commit(writer, events[fed])
+            end = life.ended()
+            if end is None:
+                if time.monotonic() > deadline:
+                    raise CellFailed(f"version {fed} was not served within {WAIT_S:g} s")
+                continue
+            if first is not None or crash is None:
+                _ended_well(end, "who follows" if first is None else "the next life")
+                first = first or end
+                break
+            _died_there(end, crash)
+            first = end
+            life = bench.lives.start(Task("follow", lineage, LAST))
+        reports.drain()
+        last = [status.state for status in reports.all][-2:]
+        if last != ["swapped", "stopped"] or reports.all[-1].version != LAST:
+            raise CellFailed(f"the last reports are {last} of version {reports.all[-1].version}")
+        return first
+    finally:
+        reports.close()
+        writer.close()
+        if life is not None:
+            life.kill()
+
+
+def judge_versions(bench: Bench, lineage: str, *, complete: bool) -> None:
+    """Every version that is visible is there once, in order, and gives its bits along every way. Raises `CellFailed`."""
+    events = events_of(bench.log, lineage)
+    numbers = [event.version for event in events]
+    if numbers != list(range(LAST + 1 if complete else len(numbers))):
+        raise CellFailed(f"the versions in the log are {numbers}")
+    for event in events:
+        if event.state_digest != digest_of(event.version):
+            raise CellFailed(f"version {event.version} has the digest {event.state_digest[:16]}, not its own")
+    for number in numbers if complete else numbers[-1:]:
+        try:
+            verify_version(bench.store, events, number)
+        except RollwireError as error:
+            raise CellFailed(f"version {number} is visible and cannot be read: {error}") from error
+
+
+def judge_status(status: FleetStatus) -> None:
+    """A replica says that it serves what it serves. Raises `CellFailed`."""
+    digest = "" if status.version < 0 else digest_of(status.version)
+    if status.state_digest != digest:
+        raise CellFailed(
+            f"{status.state}: version {status.version} with the digest {status.state_digest[:16]}"
+        )
+    if status.state == "refused":
+        raise CellFailed(f"version {status.wanted_version} was refused: {status.reason}")
+
+
+class Reports:
+    """What a replica reports from now on."""
+
+    def __init__(self, log: Log, lineage: str) -> None:
+        self._replica = replica_of(lineage)
+        partitions = [TopicPartition("fleet-status", p) for p in range(log.partitions("fleet-status"))]
+        ends = log.written_offsets(partitions)
+        self._log = log
+        self._reader = log.reader()
+        self._reader.assign(ends)
+        self.all: list[FleetStatus] = []
+
+    def poll(self, timeout_s: float = _LOOK_S) -> list[FleetStatus]:
+        events = [decode_record(record) for record in self._reader.poll(1_000, timeout_s)]
+        new = [e for e in events if isinstance(e, FleetStatus) and e.replica == self._replica]
+        self.all += new
+        return new
+
+    def drain(self) -> None:
+        """Reads on to where the topic ends now. Raises `DeadlineExceeded`."""
+        ends = self._log.end_offsets(list(self._reader.positions()))
+        deadline = time.monotonic() + WAIT_S
+        while any(at < ends[p] for p, at in self._reader.positions().items()):
+            self.poll()
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"fleet-status was not read to its end within {WAIT_S:g} s")
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def stored(store: ObjectStore, lineage: str) -> list[WeightVersion]:
+    """All versions in the store, none of them committed."""
+    publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=PUBLISHER)
+    try:
+        events = []
+        for version in range(LAST + 1):
+            events.append(publisher.submit(version, version, state_of(version)).result(WAIT_S))
+            publisher.committed(version)
+        return events
+    finally:
+        publisher.close(WAIT_S)
+
+
+def _commit(writer: Writer, event: WeightVersion) -> None:
+    writer.write([outgoing(event, source="rollwire/chaos", time_us=event.published_us)])
+
+
+def new_lineage() -> str:
+    return str(uuid.uuid4())
+
+
+def end_of(life: Life, who: str) -> Ended:
+    """Raises `CellFailed` where it does not end."""
+    end = life.ended(WAIT_S)
+    if end is None:
+        life.kill()
+        raise CellFailed(f"{who} did not end within {WAIT_S:g} s")
+    return end
+
+
+def _died_there(end: Ended, crash: Crash) -> None:
+    if not end.died:
+        raise CellFailed(f"it was to die {crash}, and ended with exit code {end.code}: {end.why}")
+
+
+def _ended_well(end: Ended, who: str) -> None:
+    if end.code != 0:
+        raise CellFailed(f"{who} ended with exit code {end.code}: {end.why}")
+
+
+def run_cell(
+    part: str, bench: Bench, run: Callable[[Bench, Crash | None], object], crash: Crash | None
+) -> Result:
+    """One cell, judged."""
+    began, problem = time.monotonic(), ""
+    try:
+        run(bench, crash)
+    except RollwireError as error:
+        problem = str(error) if isinstance(error, CellFailed) else f"{type(error).__name__}: {error}"
+    return Result(part, "nobody dies" if crash is None else str(crash), time.monotonic() - began, problem)

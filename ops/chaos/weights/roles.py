@@ -1,0 +1,119 @@
+"""The two sides of the matrix as processes: one publishes versions as a trainer does, one follows and serves them.
+
+Both learn where they stand from log and store alone, so that the next life of each goes on by itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from rollwire.consumers.weights.publisher import SnapshotPublisher
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import load_version
+from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber
+from rollwire.kernels.tensors import State, Tensor
+from rollwire.ops.chaos.weights.effects import Effects
+from rollwire.ops.chaos.weights.seams import CrashLog, CrashStore
+from rollwire.ops.chaos.weights.states import PUBLISHER, model_of, same_bits, state_of
+from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch
+from rollwire.schemas.records import WeightVersion
+from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.scan import scan
+from rollwire.streams.seams.store import ObjectStore
+
+WAIT_S: Final = 60.0
+_LOOK_S: Final = 0.05
+QUICK: Final = SubscriberConfig(poll_s=0.02, backoff_s=0.05, backoff_max_s=0.5)
+
+
+def events_of(log: Log, lineage: str) -> list[WeightVersion]:
+    """The committed versions of a lineage, in order, repeats included."""
+    found = (decode_record(record) for record in scan(log, ["weight-versions"]))
+    return [event for event in found if isinstance(event, WeightVersion) and event.lineage == lineage]
+
+
+def publish(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effects) -> None:
+    """Publishes what is missing of versions 0 to `upto`: one is stored while the one before it is committed.
+
+    Raises `Fenced`, `WeightError`, `StoreError`, `LogError`; another life goes on from there.
+    """
+    log, store = CrashLog(log, effects), CrashStore(store, effects)
+    # The id first: when this returns, what the life before it left open is decided.
+    writer = log.transactional_writer(f"{lineage}.trainer", WAIT_S)
+    events = events_of(log, lineage)
+    publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=PUBLISHER)
+    try:
+        begin = 0
+        if events:
+            last = max(events, key=lambda event: event.version)
+            begin = last.version + 1
+            publisher.resume(last, load_version(store, plan_path(events, (), None, last.version), None))
+        ahead = publisher.submit(begin, begin, state_of(begin)) if begin <= upto else None
+        for version in range(begin, upto + 1):
+            stored = ahead
+            ahead = (
+                publisher.submit(version + 1, version + 1, state_of(version + 1)) if version < upto else None
+            )
+            if stored is None:
+                break
+            event = stored.result(WAIT_S)
+            effects.check()
+            writer.begin()
+            writer.write([outgoing(event, source="rollwire/chaos", time_us=event.published_us)])
+            writer.commit(f"{lineage}.trainer", {})
+            publisher.committed(version)
+    finally:
+        publisher.close(WAIT_S)  # ends its threads; after a death nothing of this reaches store or log
+        if not effects.dead.is_set():
+            writer.close()
+
+
+class Held:
+    """A replica's weights in memory: gone with its life."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, Tensor] = {}
+
+    def swap(self, state: State) -> None:
+        self._state = dict(state)
+
+    def read(self) -> State:
+        return self._state
+
+
+def follow(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effects) -> None:
+    """Follows a lineage and serves each version, until it has served `upto`. After each swap what is served is compared,
+    bit by bit, with the version it is said to be: raises `DigestMismatch` where it is not.
+    """
+    target = Held()
+    subscriber = WeightSubscriber(
+        CrashLog(log, effects),
+        CrashStore(store, effects),
+        fleet="chaos",
+        replica=replica_of(lineage),
+        lineage=lineage,
+        config=QUICK,
+    )
+    served = -1
+    try:
+        while served < upto:
+            effects.check()
+            try:
+                staged = subscriber.wait(_LOOK_S)
+            except DeadlineExceeded:
+                continue
+            effects.around(f"swap {staged.event.version}", partial(target.swap, staged.state))
+            served = staged.event.version
+            if not same_bits(target.read(), state_of(served)):
+                raise DigestMismatch(f"what is served as version {served} is not that version")
+            subscriber.swapped(staged, 0.0, 0)
+        subscriber.stopped(0)
+    finally:
+        subscriber.close()
+    effects.check()  # the last report may have been its end
+
+
+def replica_of(lineage: str) -> str:
+    return f"replica-{lineage}"

@@ -1,7 +1,7 @@
 """Step plans for a trainer of any kind: one rank's slices of `packed-batches` as numpy arrays. Needs no torch.
 
     reader = PackedBatchReader(log, store, model="policy", lineage=lineage)
-    reader.start(held.version, held.offsets[0], held.plan_digest)        # of `VersionPublisher.start`
+    reader.start(held.version, held.offsets[0], held.plan_digest, held.newest_revert)  # of `VersionPublisher.start`
     for plan in reader.plans(timeout_s=60):
         ...                                                              # one optimiser step, then publish
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rollwire.consumers.trainer.history import BATCHES
 from rollwire.consumers.trainer.plan import Arrays, Expected, check_plan
 from rollwire.consumers.trainer.traces import TraceReader, routes_of
-from rollwire.schemas.errors import PlanViolation, Refused
+from rollwire.schemas.errors import Fenced, PlanViolation, Refused
 from rollwire.schemas.records import OffsetRange, PackedBatch
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -103,16 +103,25 @@ class PackedBatchReader:
         self._traces = TraceReader(log, store, self._clock, deadline_s=deadline_s)
         self._waiting: deque[Record] = deque()
         self._last_digest: str | None = None
+        self._newest_revert: int | None = None
         self._version = 0
         self._offset = 0
 
-    def start(self, version: int, offset: int, last_digest: str | None = None) -> None:
-        """Read on from `offset`, holding `version`; `last_digest` is the plan of the last step taken."""
+    def start(
+        self,
+        version: int,
+        offset: int,
+        last_digest: str | None = None,
+        newest_revert: int | None = None,
+    ) -> None:
+        """Read on from `offset`, holding `version`; `last_digest` is the plan of the last step taken, `newest_revert` the last
+        version up to `version` that was a revert."""
         self._reader.assign({self._partition: offset})
         self._waiting.clear()
         self._version = version
         self._offset = offset
         self._last_digest = last_digest
+        self._newest_revert = newest_revert
 
     def plans(self, *, timeout_s: float, until_step: int | None = None) -> Iterator[Plan]:
         """Plan after plan, traces resolved; each counts as taken when the next one is asked for. Ends when no plan came
@@ -126,7 +135,8 @@ class PackedBatchReader:
 
     def read(self, timeout_s: float) -> Plan | None:
         """The next plan, checked, its traces not read yet; `None` when it is not there after `timeout_s`, with 0: when the
-        log at hand does not hold it. Raises `PlanViolation`, `OffsetLost`."""
+        log at hand does not hold it. Raises `PlanViolation`, `OffsetLost`, and `Fenced` where the plan is for a revert that
+        was made meanwhile: start again."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         at_rest = False
         while (plan := self._next()) is None:
@@ -199,13 +209,22 @@ class PackedBatchReader:
         return None
 
     def _passes_by(self, batch: PackedBatch) -> bool:
-        """Not a filter of plans: before its first step a new lineage walks past the plans of older ones, and a
-        repeat of the step just taken is dropped by its natural key (law 4)."""
+        """Not a filter of plans: before its first step a new lineage walks past the plans of older ones, after a revert
+        those that did not know of it are passed over, and a repeat of the step just taken is dropped by its natural key
+        (law 4)."""
         if batch.lineage != self._lineage:
             if self._version == 0:
                 _log.info("trainer.other_lineage", lineage=batch.lineage, step=batch.step)
                 return True
             return False
+        if batch.newest_revert != self._newest_revert:
+            if (batch.newest_revert or 0) > (self._newest_revert or 0):
+                raise Fenced(
+                    f"version {batch.newest_revert} was made by a revert after version {self._version}, which is held "
+                    "here: start again, it goes on from there"
+                )
+            _log.info("trainer.passed_over", step=batch.step, reverted_at=self._newest_revert)
+            return True
         repeat = batch.step == self._version and batch.plan_digest == self._last_digest
         if repeat:
             _log.warning("trainer.repeated_plan", step=batch.step)

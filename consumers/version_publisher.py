@@ -52,6 +52,7 @@ class Started(NamedTuple):
     state: State  # its weights; not to be written to
     offsets: tuple[int, ...]  # by rank: where to read `packed-batches` on
     plan_digest: str | None  # of the last step taken
+    newest_revert: int | None = None  # the last version that was a revert: its weights are those of an older one
 
 
 class VersionPublisher:
@@ -144,7 +145,12 @@ class VersionPublisher:
         self._version = self._committed = last.version
         self._last, self._offsets = last, committed
         return Started(
-            last.version, last.step, state, self._by_rank(), steps[-1].plan_digest if steps else None
+            last.version,
+            last.step,
+            state,
+            self._by_rank(),
+            steps[-1].plan_digest if steps else None,
+            history.reverts.newest,
         )
 
     def publish(self, state: NamedTensors, step: TrainStep, *, copy: bool = False) -> None:

@@ -30,7 +30,7 @@ def train(
     held = publisher.start(module_state(model))  # version 0 of a new lineage, or the last version of this one
     load_module(model, held.state)
     reader = PackedBatchReader(log, store, model="policy", lineage=lineage)
-    reader.start(held.version, held.offsets[0], held.plan_digest)
+    reader.start(held.version, held.offsets[0], held.plan_digest, held.newest_revert)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for plan in reader.plans(timeout_s=60, until_step=steps):
         began_s, logps, total = time.monotonic(), [], 0.0

@@ -93,10 +93,21 @@ class ArithmeticLearner:
             raise DeltaCorrupt(f"checkpoint {claim.key} does not hold the sums: {error}") from error
         return checkpoint.next_offsets
 
-    def start(self, version: int, offsets: Sequence[int], last_digest: str | None) -> None:
+    def start(
+        self,
+        version: int,
+        offsets: Sequence[int],
+        last_digest: str | None,
+        newest_revert: int | None = None,
+    ) -> None:
         for reader, offset in zip(self._readers, offsets, strict=True):
-            reader.start(version, offset, last_digest)
+            reader.start(version, offset, last_digest, newest_revert)
         self._plans.clear()
+
+    def move(
+        self, version: int, offsets: Sequence[int], last_digest: str | None, newest_revert: int | None
+    ) -> None:
+        self.start(version, offsets, last_digest, newest_revert)
 
     def read(self, timeout_s: float) -> list[Head] | None:
         """With several ranks: what one partition shows already, another may show later; both are the same transaction."""

@@ -7,6 +7,7 @@ without gaps and ending at the committed offsets. Anything else halts; lost offs
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import structlog
 from rollwire.schemas.errors import OffsetLost, PlanViolation, Refused
 from rollwire.schemas.records import Event, OffsetRange, TrainStep, WeightVersion
 from rollwire.streams.emit import decode_record
+from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.scan import scan
@@ -31,14 +33,44 @@ class History(NamedTuple):
 
     versions: tuple[WeightVersion, ...]
     steps: tuple[TrainStep, ...]
+    reverts: Reverts = NO_REVERTS
 
     def digest(self, version: int) -> str | None:
         """The state digest of a version; None where it is not there."""
         return next((one.state_digest for one in self.versions if one.version == version), None)
 
+    def line(self, version: int) -> tuple[TrainStep, ...]:
+        """The steps that `version` was made by, in order; a revert is one, behind those of the version it went back to."""
+        return tuple(reversed(list(self._back(version))))
+
+    def way_to(self, version: int) -> tuple[WeightVersion, tuple[TrainStep, ...]]:
+        """The nearest version with a checkpoint that leads to `version`, and the steps from there on; the same where it has
+        one itself. Raises `PlanViolation` where none leads there."""
+        steps: list[TrainStep] = []
+        at = self.versions[version]
+        for step in self._back(version):
+            if at.checkpoint is not None:
+                break
+            steps.append(step)
+            at = self.versions[self._made_from(step)]
+        if at.checkpoint is None:
+            raise PlanViolation(f"lineage {at.lineage} names no checkpoint, not even at version 0")
+        return at, tuple(reversed(steps))
+
+    def _back(self, version: int) -> Iterator[TrainStep]:
+        while version > 0:
+            step = self.steps[version - 1]
+            yield step
+            version = self._made_from(step)
+
+    def _made_from(self, step: TrainStep) -> int:
+        to = self.versions[step.version].reverts_to
+        return step.base_version if to is None else to
+
 
 class Resume(NamedTuple):
-    """Restore `checkpoint`, replay `steps` from `offsets`, go on after the last of them."""
+    """Restore `checkpoint`, replay `steps` from `offsets`, go on after the last of them. A revert among the steps changes no
+    weights: the version and the offsets are then those behind it."""
 
     checkpoint: WeightVersion
     steps: tuple[TrainStep, ...]
@@ -99,9 +131,12 @@ def order_history(versions: Iterable[WeightVersion], steps: Iterable[TrainStep])
     for version, step in zip(ordered_versions[1:], ordered_steps, strict=True):
         if version.version != step.version or version.state_digest != step.state_digest:
             raise PlanViolation(f"version {version.version} and train-step {step.step} name different states")
+        to = version.reverts_to
+        if to is not None and ordered_versions[to].state_digest != version.state_digest:
+            raise PlanViolation(f"version {version.version} reverts to {to} and is another state")
     for before, after in pairwise(ordered_steps):
         check_joined(before.consumed, after.consumed, after.step)
-    return History(ordered_versions, ordered_steps)
+    return History(ordered_versions, ordered_steps, reduce(Reverts.add, ordered_versions, NO_REVERTS))
 
 
 def check_joined(before: Sequence[OffsetRange], after: Sequence[OffsetRange], step: int) -> None:
@@ -126,9 +161,7 @@ def plan_resume(
     newest checkpoint are no longer in the log.
     """
     last = history.versions[-1]
-    checkpoint = next((v for v in reversed(history.versions) if v.checkpoint is not None), None)
-    if checkpoint is None:
-        raise PlanViolation(f"lineage {last.lineage} names no checkpoint, not even at version 0")
+    checkpoint, replayed = history.way_to(last.version)
     partitions = batch_partitions(ranks)
     missing = [p for p in partitions if p not in committed]
     if missing:
@@ -143,15 +176,35 @@ def plan_resume(
                 f"the consumer group stands at {offsets}, step {history.steps[-1].step} ended at {ends}: the group's "
                 "offsets were reset or belong to another run; restore them, they are not skipped"
             )
-    replayed = history.steps[checkpoint.step :]
-    start = tuple(_range(replayed[0].consumed, rank).start for rank in range(ranks)) if replayed else offsets
-    for partition, offset in zip(partitions, start, strict=True):
-        if offset < beginnings[partition]:
-            raise OffsetLost(
-                f"{partition.topic}[{partition.partition}] begins at {beginnings[partition]}, the checkpoint of version "
-                f"{checkpoint.version} needs it from {offset}: retention removed steps that must be replayed"
-            )
+    check_kept(history, checkpoint, replayed, beginnings)
+    start = offsets_at(history, checkpoint.version, ranks) if replayed else offsets
     return Resume(checkpoint, replayed, start, last)
+
+
+def offsets_at(history: History, version: int, ranks: int) -> tuple[int, ...]:
+    """By rank, where `packed-batches` was read on after `version`; there is at least one step."""
+    if version > 0:
+        return range_ends(history.steps[version - 1].consumed, ranks)
+    return tuple(_range(history.steps[0].consumed, rank).start for rank in range(ranks))
+
+
+def check_kept(
+    history: History,
+    checkpoint: WeightVersion,
+    steps: Sequence[TrainStep],
+    beginnings: Mapping[TopicPartition, int],
+) -> None:
+    """The plans of `steps`, which are replayed from `checkpoint`, still stand in the log. Raises `OffsetLost`."""
+    for step in steps:
+        if history.versions[step.version].reverts_to is not None:
+            continue
+        for one in step.consumed:
+            begins = beginnings.get(TopicPartition(one.topic, one.partition), 0)
+            if one.start < begins:
+                raise OffsetLost(
+                    f"{one.topic}[{one.partition}] begins at {begins}, the checkpoint of version "
+                    f"{checkpoint.version} needs it from {one.start}: retention removed steps that must be replayed"
+                )
 
 
 def range_ends(consumed: Sequence[OffsetRange], ranks: int) -> tuple[int, ...]:

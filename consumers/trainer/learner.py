@@ -51,9 +51,21 @@ class Learner(Protocol):
         `DeltaCorrupt`, `StateMismatch`."""
         ...
 
-    def start(self, version: int, offsets: Sequence[int], last_digest: str | None) -> None:
+    def start(
+        self,
+        version: int,
+        offsets: Sequence[int],
+        last_digest: str | None,
+        newest_revert: int | None = None,
+    ) -> None:
         """Every rank holds these weights as `version` and reads on from its offset; `last_digest` is the plan of the last
-        step taken."""
+        step taken, `newest_revert` the last version up to `version` that was a revert."""
+        ...
+
+    def move(
+        self, version: int, offsets: Sequence[int], last_digest: str | None, newest_revert: int | None
+    ) -> None:
+        """As `start`, with the weights that every rank has by now: over a revert that went back to them."""
         ...
 
     def read(self, timeout_s: float) -> list[Head] | None:

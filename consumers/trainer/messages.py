@@ -16,14 +16,27 @@ from rollwire.schemas import errors
 from rollwire.schemas.errors import RankLost, RollwireError
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Take over rank 0's weights by broadcast, then read on from `offset`."""
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank reads on: the arguments of `RankWorker.start`."""
 
     version: int
     offset: int
     last_digest: str | None
+    newest_revert: int | None
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Take over rank 0's weights by broadcast, then read on from `place`."""
+
+    place: Place
     updates: int
     rng: bytes
+
+
+class Move(msgspec.Struct, frozen=True, tag=True):
+    """Read on from `place`, with the weights held."""
+
+    place: Place
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +72,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Command = Start | Read | Compute | Apply | Stop
+Command = Start | Move | Read | Compute | Apply | Stop
 Reply = Done | HasPlan | Computed | Failed
 
 _commands: Final = msgspec.msgpack.Decoder(Command)

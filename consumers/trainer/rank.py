@@ -68,9 +68,12 @@ class RankWorker:
         """The plan that was read and is not applied yet."""
         return None if self._plan is None else self._plan.batch
 
-    def start(self, version: int, offset: int, last_digest: str | None) -> None:
-        """Read on from `offset`, holding `version`; `last_digest` is the plan of the last step taken."""
-        self._reader.start(version, offset, last_digest)
+    def start(
+        self, version: int, offset: int, last_digest: str | None, newest_revert: int | None = None
+    ) -> None:
+        """Read on from `offset`, holding `version`; `last_digest` is the plan of the last step taken, `newest_revert` the
+        last version up to `version` that was a revert."""
+        self._reader.start(version, offset, last_digest, newest_revert)
         self._plan = None
         self.weights.clear()
 

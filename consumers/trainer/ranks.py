@@ -34,6 +34,8 @@ from rollwire.consumers.trainer.messages import (
     Done,
     Failed,
     HasPlan,
+    Move,
+    Place,
     Read,
     Reply,
     Start,
@@ -138,7 +140,13 @@ class RankGroup:
         )
         return checkpoint.next_offsets
 
-    def start(self, version: int, offsets: Sequence[int], last_digest: str | None) -> None:
+    def start(
+        self,
+        version: int,
+        offsets: Sequence[int],
+        last_digest: str | None,
+        newest_revert: int | None = None,
+    ) -> None:
         """Every rank holds what `begin` or `restore` read, and reads on from its offset."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
@@ -146,11 +154,20 @@ class RankGroup:
         self.local.weights.restore(snapshot)
         rng = snapshot.rng.numpy().tobytes()
         for rank, (_, connection) in enumerate(self._children, 1):
-            send(connection, Start(version, offsets[rank], last_digest, snapshot.updates, rng))
+            place = Place(version, offsets[rank], last_digest, newest_revert)
+            send(connection, Start(place, snapshot.updates, rng))
         if self._children:
             _collective(lambda: _broadcast(snapshot))
             self._replies()
-        self.local.start(version, offsets[0], last_digest)
+        self.local.start(version, offsets[0], last_digest, newest_revert)
+
+    def move(
+        self, version: int, offsets: Sequence[int], last_digest: str | None, newest_revert: int | None
+    ) -> None:
+        for rank, (_, connection) in enumerate(self._children, 1):
+            send(connection, Move(Place(version, offsets[rank], last_digest, newest_revert)))
+        self._replies()
+        self.local.start(version, offsets[0], last_digest, newest_revert)
 
     def read(self, timeout_s: float) -> list[Head] | None:
         """The next plan's heads by rank, or `None` while rank 0 has none."""
@@ -279,9 +296,11 @@ def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
 
 def _obey(worker: RankWorker, command: Command, config: TrainerConfig) -> Reply:
     try:
-        if isinstance(command, Start):
-            _take_over(worker.weights, command)
-            worker.start(command.version, command.offset, command.last_digest)
+        if isinstance(command, Start | Move):
+            if isinstance(command, Start):
+                _take_over(worker.weights, command)
+            at = command.place
+            worker.start(at.version, at.offset, at.last_digest, at.newest_revert)
             return Done()
         if isinstance(command, Read):
             head = worker.read(config.read_deadline_s)

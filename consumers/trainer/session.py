@@ -46,6 +46,7 @@ from rollwire.consumers.trainer.plan import check_agreement
 from rollwire.kernels.digest import StateDigest
 from rollwire.schemas.errors import DeadlineExceeded, MismatchDrift, OffsetLost, ReplayDiverged
 from rollwire.schemas.records import Notice, OffsetRange, TrainStep, WeightVersion
+from rollwire.streams.reverts import NO_REVERTS
 from rollwire.streams.seams.log import TopicPartition
 
 _log = structlog.get_logger()
@@ -67,6 +68,7 @@ class Session:
         self._rule = rule_of(run.config)
         self._drift = START
         self._paused = False
+        self._reverts = NO_REVERTS
         self._phase: Callable[[], Turn] = self._begin
         self._heads: list[Head] | None = None  # a plan that was read and is not taken
         self._replaying: deque[TrainStep] = deque()
@@ -153,7 +155,7 @@ class Session:
     def _restore(self, history: History) -> None:
         run, learner = self._run, self._learner
         if self._rule is not None:
-            self._drift = judge_all(history.steps, self._rule)
+            self._drift = judge_all(history.line(history.versions[-1].version), self._rule)
             if pauses(self._drift, self._config):
                 raise MismatchDrift(pause_text(self._drift, self._rule))
         resume = plan_resume(
@@ -174,7 +176,9 @@ class Session:
             version.version,
             resume.offsets,
             history.steps[version.step - 1].plan_digest if version.step else None,
+            history.reverts.newest_at(version.version),
         )
+        self._reverts = history.reverts
         self._offsets, self._version = resume.offsets, version.version
         digest = self._digest()
         if digest != version.state_digest:
@@ -194,6 +198,9 @@ class Session:
             self._phase = self._train
             return "moved"
         step = self._replaying[0]
+        if self._reverts.newest_at(step.version) == step.version:
+            self._go_over(step)
+            return "moved"
         heads = self._learner.read(self._run.work.patience_s)
         if heads is None:
             if self._is_late(self._config.read_deadline_s):
@@ -211,6 +218,16 @@ class Session:
             )
         self._learner.compute()
         self._learner.apply()
+        self._replayed(step, ends)
+        return "moved"
+
+    def _go_over(self, revert: TrainStep) -> None:
+        """The weights are those that the revert went back to: they count as its version, and reading goes on behind it."""
+        ends = range_ends(revert.consumed, self._config.ranks)
+        self._learner.move(revert.version, ends, revert.plan_digest, revert.version)
+        self._replayed(revert, ends)
+
+    def _replayed(self, step: TrainStep, ends: tuple[int, ...]) -> None:
         self._offsets, self._version = ends, step.version
         digest = self._digest()
         if digest != step.state_digest:
@@ -219,7 +236,6 @@ class Session:
                 f"{self._differences(step)}"
             )
         self._replaying.popleft()
-        return "moved"
 
     def _train(self) -> Turn:
         run = self._run

@@ -5,8 +5,9 @@ The incremental digest of a tensor is a sum modulo 2^128 over its elements:
     sum_i  mix(i, bits_i)      i = flat element index, bits_i = the element's bits, zero-extended to 64
 
 A sum forgets order, so the index is mixed in; and a sum can be updated: a delta that changes a thousand of a billion
-elements costs a thousand subtractions and additions. The state's digest is blake3 over the sorted names with their
-dtypes, shapes and sums. It guards against damage, wrong bases and bugs; it is no defence against somebody who *wants*
+elements costs a thousand subtractions and additions. Sums are kept for each chunk of the grid (`tensors.CHUNK_ELEMENTS`), and
+a tensor's is the sum of its chunks'; so whoever holds a few chunks checks these by themselves, and the whole by taking the
+others' sums from a table. The state's digest is blake3 over the sorted names with their dtypes, shapes and sums. It guards against damage, wrong bases and bugs; it is no defence against somebody who *wants*
 a collision, which is what the SHA-256 of every stored object is for.
 
     mix(i, b):  k  = (i + 1) * GOLDEN
@@ -18,7 +19,8 @@ All arithmetic is modulo 2^64; the two halves are added as one 128-bit number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, Final, Self
 
@@ -27,8 +29,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from rollwire.kernels.tensors import LANE_BYTES, State, Tensor
-from rollwire.schemas.errors import StateMismatch
+from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES, State, Tensor, chunk_count, held_chunks
+from rollwire.schemas.errors import DigestMismatch, StateMismatch
 
 MASK_128: Final = (1 << 128) - 1
 
@@ -134,10 +136,23 @@ def aligned(bits_N: NDArray[Any]) -> NDArray[Any]:
 
 
 def tensor_sum(tensor: Tensor) -> int:
-    """The incremental digest of one tensor, in [0, 2^128)."""
+    """The incremental digest of one tensor, in [0, 2^128); of a part: what its elements add to it."""
     bits_N = aligned(tensor.bits)
-    lo, hi = _sum_kernel(bits_N.dtype.itemsize)(bits_N, 0)
+    lo, hi = _sum_kernel(bits_N.dtype.itemsize)(bits_N, tensor.start)
     return join_128(lo, hi)
+
+
+def held_sums(tensor: Tensor, name: str = "a tensor") -> list[int]:
+    """The sum of each chunk that is held. Raises `StateMismatch` for a part off the grid."""
+    chunks = held_chunks(tensor, name)
+    bits_N = aligned(tensor.bits)
+    kernel = _sum_kernel(bits_N.dtype.itemsize)
+    sums: list[int] = []
+    for chunk in chunks:
+        at = chunk * CHUNK_ELEMENTS - tensor.start
+        lo, hi = kernel(bits_N[at : at + CHUNK_ELEMENTS], tensor.start + at)
+        sums.append(join_128(lo, hi))
+    return sums
 
 
 def tensor_blake3(tensor: Tensor) -> str:
@@ -147,21 +162,104 @@ def tensor_blake3(tensor: Tensor) -> str:
     return hasher.hexdigest()
 
 
+class _Sums:
+    """One tensor's layout and the sums of its chunks. None: not known here. Lists are shared by copies until written."""
+
+    __slots__ = ("chunks", "dtype", "shape", "total")
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], chunks: list[int | None]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.chunks = chunks
+        self.total: int | None = None  # of all chunks, once somebody asked
+
+
 class StateDigest:
-    """The incremental digest of a whole state. Mutable; `copy` it before an update that may be given up."""
+    """The incremental digest of a whole state. Mutable; `copy` it before an update that may be given up.
 
-    __slots__ = ("_sums",)
+    Of a state of parts it knows the sums of these parts' chunks only, until `fill` or `set` says the others.
+    """
 
-    def __init__(self, sums: dict[str, tuple[str, tuple[int, ...], int]]) -> None:
+    __slots__ = ("_hex", "_own", "_sums")
+
+    def __init__(self, sums: dict[str, _Sums]) -> None:
         self._sums = sums
+        self._own: set[str] = set()  # tensors whose list no copy shares
+        self._hex: str | None = None
 
     @classmethod
     def of(cls, state: State) -> Self:
-        """Reads every element once."""
-        return cls({name: (t.dtype, t.shape, tensor_sum(t)) for name, t in state.items()})
+        """Reads every element once. Raises `StateMismatch` for parts off the chunk grid."""
+        sums: dict[str, _Sums] = {}
+        for name, t in state.items():
+            held = held_sums(t, name)
+            first = t.start // CHUNK_ELEMENTS
+            chunks: list[int | None] = [None] * chunk_count(t.elements)
+            chunks[first : first + len(held)] = held
+            sums[name] = _Sums(t.dtype, t.shape, chunks)
+        return cls(sums)
+
+    @classmethod
+    def from_sums(cls, table: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> Self:
+        """From name -> (dtype, shape, sums), as `table` gives it: 16 little-endian bytes a chunk, in order.
+
+        Raises `StateMismatch` where their number does not fit the shape.
+        """
+        sums: dict[str, _Sums] = {}
+        for name, (dtype, shape, packed) in table.items():
+            if len(packed) != 16 * chunk_count(math.prod(shape)):
+                raise StateMismatch(f"{name}: {len(packed)} bytes of chunk sums do not fit {list(shape)}")
+            chunks: list[int | None] = [
+                int.from_bytes(packed[at : at + 16], "little") for at in range(0, len(packed), 16)
+            ]
+            sums[name] = _Sums(dtype, shape, chunks)
+        return cls(sums)
+
+    def table(self) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        """What `from_sums` reads. Raises `StateMismatch` while a chunk's sum is not known."""
+        return {
+            name: (
+                entry.dtype,
+                entry.shape,
+                b"".join(known.to_bytes(16, "little") for known in self.chunk_sums(name)),
+            )
+            for name, entry in self._sums.items()
+        }
 
     def copy(self) -> StateDigest:
-        return StateDigest(dict(self._sums))
+        self._own.clear()  # lists are shared from now on, by both
+        made = StateDigest(dict(self._sums))
+        made._hex = self._hex
+        return made
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sums
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._sums.keys()
+
+    def layout(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape). Raises `StateMismatch` for an unknown name."""
+        entry = self._entry(name)
+        return entry.dtype, entry.shape
+
+    def chunk_sums(self, name: str) -> tuple[int, ...]:
+        """Raises `StateMismatch` for an unknown name, or while a chunk's sum is not known."""
+        known = tuple(s for s in self._entry(name).chunks if s is not None)
+        if len(known) != len(self._entry(name).chunks):
+            raise StateMismatch(
+                f"{name}: {len(self._entry(name).chunks) - len(known)} chunks' sums are not known"
+            )
+        return known
+
+    def chunk_sum(self, name: str, chunk: int) -> int:
+        """Raises `StateMismatch` as `chunk_sums`, and for a chunk that is not there."""
+        chunks = self._entry(name).chunks
+        known = chunks[chunk] if 0 <= chunk < len(chunks) else None
+        if known is None:
+            raise StateMismatch(f"{name}: the sum of chunk {chunk} of {len(chunks)} is not known")
+        return known
 
     def update(
         self,
@@ -174,24 +272,78 @@ class StateDigest:
 
         Raises `StateMismatch` for an unknown name or arrays that do not fit it.
         """
-        dtype = self._entry(name)[0]
-        lane = LANE_BYTES[dtype]
+        lane = LANE_BYTES[self._entry(name).dtype]
         for what, array in (("old", old_bits_N), ("new", new_bits_N)):
             if array.shape != positions_N.shape or array.dtype != np.dtype(f"<u{lane}"):
                 raise StateMismatch(
                     f"{name}: {what} bits are {array.dtype}{list(array.shape)}, needed is u{lane}{list(positions_N.shape)}"
                 )
-        lo, hi = _change_kernel(lane)(
-            aligned(positions_N.astype(np.uint64)), aligned(old_bits_N), aligned(new_bits_N)
+        positions_N = positions_N.astype(np.uint64)
+        chunk_N = positions_N // np.uint64(CHUNK_ELEMENTS)
+        for chunk in np.unique(chunk_N):
+            here_N = chunk_N == chunk
+            lo, hi = _change_kernel(lane)(
+                aligned(positions_N[here_N]), aligned(old_bits_N[here_N]), aligned(new_bits_N[here_N])
+            )
+            self.add(name, int(chunk), join_128(lo, hi))
+
+    def add(self, name: str, chunk: int, change: int) -> None:
+        """Adds a change of a chunk's sum that was computed elsewhere (the delta kernels do)."""
+        self.set(name, chunk, (self.chunk_sum(name, chunk) + change) & MASK_128)
+
+    def set(self, name: str, chunk: int, total: int) -> None:
+        """The chunk's sum is `total` from now on: from a delta's table, or another holder. Raises `StateMismatch`."""
+        entry = self._entry(name)
+        if not 0 <= chunk < len(entry.chunks):
+            raise StateMismatch(f"{name} has {len(entry.chunks)} chunks, no chunk {chunk}")
+        if name not in self._own:
+            shared, entry = entry, _Sums(entry.dtype, entry.shape, list(entry.chunks))
+            entry.total = shared.total
+            self._sums[name] = entry
+            self._own.add(name)
+        before = entry.chunks[chunk]
+        entry.chunks[chunk] = total
+        entry.total = (
+            None if entry.total is None or before is None else (entry.total - before + total) & MASK_128
         )
-        self.add(name, join_128(lo, hi))
+        self._hex = None
 
-    def add(self, name: str, change: int) -> None:
-        """Adds a change of the tensor's sum that was computed elsewhere (the delta kernels do)."""
-        dtype, shape, total = self._entry(name)
-        self._sums[name] = (dtype, shape, (total + change) & MASK_128)
+    def fill(self, other: StateDigest) -> None:
+        """Takes from `other` the sums that are not known here: other parts of the same state (another rank's).
 
-    def _entry(self, name: str) -> tuple[str, tuple[int, ...], int]:
+        Raises `StateMismatch` where layouts differ, `DigestMismatch` where both know a chunk and disagree.
+        """
+        for name, theirs in other._sums.items():
+            mine = self._sums.get(name)
+            if mine is None:
+                self._sums[name] = theirs
+                self._own.discard(name)
+                other._own.discard(name)
+                self._hex = None
+                continue
+            if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+                raise StateMismatch(
+                    f"{name}: {mine.dtype}{list(mine.shape)} here, {theirs.dtype}{list(theirs.shape)} there"
+                )
+            for chunk, (a, b) in enumerate(zip(mine.chunks, theirs.chunks, strict=True)):
+                if a is None and b is not None:
+                    self.set(name, chunk, b)
+                elif b is not None and a != b:
+                    raise DigestMismatch(f"{name}: chunk {chunk} is another one there")
+
+    def check(self, state: State) -> None:
+        """Recounts what `state` holds, whole or in parts, against the sums known here.
+
+        Raises `StateMismatch` for another layout, `DigestMismatch` with the tensor and the chunk that differ.
+        """
+        for name, t in state.items():
+            if self.layout(name) != (t.dtype, t.shape):
+                raise StateMismatch(f"{name}: {t.dtype}{list(t.shape)} held, {self.layout(name)} expected")
+            for chunk, total in zip(held_chunks(t, name), held_sums(t, name), strict=True):
+                if total != self.chunk_sum(name, chunk):
+                    raise DigestMismatch(f"{name}: chunk {chunk} is not what its sum says")
+
+    def _entry(self, name: str) -> _Sums:
         entry = self._sums.get(name)
         if entry is None:
             raise StateMismatch(f"tensor {name!r} is not in this state")
@@ -199,14 +351,20 @@ class StateDigest:
 
     @property
     def hex(self) -> str:
-        """64 hex digits. Independent of the order of the mapping."""
-        hasher = blake3()
-        for name in sorted(self._sums):
-            dtype, shape, total = self._sums[name]
-            encoded = name.encode()
-            hasher.update(len(encoded).to_bytes(4, "little") + encoded + _layout(dtype, shape))
-            hasher.update(total.to_bytes(16, "little"))
-        return hasher.hexdigest()
+        """64 hex digits. Independent of the order of the mapping. Raises `StateMismatch` while a sum is not known."""
+        if self._hex is None:
+            hasher = blake3()
+            for name in sorted(self._sums):
+                entry = self._sums[name]
+                if entry.total is None:
+                    entry.total = sum(self.chunk_sums(name)) & MASK_128
+                encoded = name.encode()
+                hasher.update(
+                    len(encoded).to_bytes(4, "little") + encoded + _layout(entry.dtype, entry.shape)
+                )
+                hasher.update(entry.total.to_bytes(16, "little"))
+            self._hex = hasher.hexdigest()
+        return self._hex
 
 
 def _layout(dtype: str, shape: tuple[int, ...]) -> bytes:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
-from rollwire.kernels.delta import frames
-from rollwire.kernels.delta.format import FLOATS, PIECE_ELEMENTS, Block, Piece, write_shard
-from rollwire.kernels.delta.gap import EncodedPiece, GapEncoder
-from rollwire.kernels.digest import StateDigest
-from rollwire.kernels.tensors import State, lane_dtype
+from rollwire.kernels.delta.format import CODER_GAP, CODERS, Chunk, write_shard
+from rollwire.kernels.delta.gap import GapEncoder
+from rollwire.kernels.digest import MASK_128, StateDigest
+from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, held_chunks, lane_dtype
 from rollwire.schemas.errors import StateMismatch
 
-_GROUP_ELEMENTS: Final = 4 * PIECE_ELEMENTS  # what one thread takes at a time, and one block covers
+Coder = Literal["gap", "context"]
+T = TypeVar("T")
+
+SHARD_BYTES: Final = 64 << 20
+_TASK_ELEMENTS: Final = (
+    4 * CHUNK_ELEMENTS
+)  # what a thread takes at a time, at least: small tensors by the dozen
 
 
 class Delta(NamedTuple):
@@ -22,25 +27,34 @@ class Delta(NamedTuple):
     base: str  # digest, hex
     result: StateDigest
     changed_elements: int
+    total_elements: int  # of what was compared
+    heads: tuple[int, ...]  # bytes of each shard's head
+
+
+class Encoded(NamedTuple):
+    """The changed chunks of a state, or of a rank's part of it, before they are sealed into shards."""
+
+    chunks: tuple[Chunk, ...]  # by name and number
+    changed_elements: int
     total_elements: int
 
 
 class _Cut(NamedTuple):
     name: str
-    start: int
-    length: int
+    chunk: int
+    total: int  # the chunk's incremental sum before
 
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.encoder = GapEncoder()
+        self.gap = GapEncoder()
 
 
 _scratch = _Scratch()
 
 
 def check_layout(old: State, new: State, *, held: str = "base", other: str = "new state") -> None:
-    """Raises `StateMismatch` unless names, dtypes and shapes are equal and every dtype is known (C27, C31)."""
+    """Raises `StateMismatch` unless names, dtypes, shapes and parts are equal and every dtype is known (C27, C31)."""
     missing, extra = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
     if missing or extra:
         raise StateMismatch(
@@ -54,8 +68,8 @@ def check_layout(old: State, new: State, *, held: str = "base", other: str = "ne
             raise StateMismatch(
                 f"{name}: {a.dtype}{list(a.shape)} in the {held}, {b.dtype}{list(b.shape)} in the {other}"
             )
-        if not a.bits.size == b.bits.size or a.bits.dtype != lane or b.bits.dtype != lane:
-            raise StateMismatch(f"{name}: bits do not fit {a.dtype}{list(a.shape)}")
+        if (a.start, a.bits.size) != (b.start, b.bits.size) or a.bits.dtype != lane or b.bits.dtype != lane:
+            raise StateMismatch(f"{name}: bits do not fit {a.dtype}{list(a.shape)} on both sides")
 
 
 def encode_delta(
@@ -63,86 +77,162 @@ def encode_delta(
     new: State,
     *,
     base: StateDigest | None = None,
-    shard_bytes: int = 256 << 20,
+    result: StateDigest | None = None,
+    coder: Coder = "gap",
+    shard_bytes: int = SHARD_BYTES,
     threads: int = 1,
 ) -> Delta:
-    """The delta from `old` to `new`, in shards of about `shard_bytes` (at least one block each).
+    """The delta from `old` to `new`, in shards of about `shard_bytes` (at least one chunk each).
 
-    `base` is the digest of `old`, where the caller has it: it saves one pass. The bytes do not depend on `threads`.
-    Raises `StateMismatch` where names, dtypes or shapes differ.
+    `base` is the digest of the old state, where the caller has it: it saves one pass. States of parts give a delta of
+    these parts, and need `base` to be the digest of the whole; `result` is the whole's digest afterwards where more than
+    these parts changed. The bytes do not depend on `threads`. Raises `StateMismatch` where names, dtypes, shapes or
+    parts differ.
     """
-    check_layout(old, new)
     base = StateDigest.of(old) if base is None else base
-    result = base.copy()
-    groups = list(_groups(old))
-    if threads > 1:
-        with ThreadPoolExecutor(threads, thread_name_prefix="delta") as pool:
-            encoded = list(pool.map(lambda group: _encode_group(old, new, group), groups))
-    else:
-        encoded = [_encode_group(old, new, group) for group in groups]
-    shards: list[list[tuple[Block, bytes]]] = []
-    size, changed = 0, 0
-    for block, frame, changes in encoded:
-        if not block.pieces:
-            continue
-        if not shards or size + len(frame) > shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append((block, frame))
-        size += len(frame)
-        for name, change in changes:
-            result.add(name, change)
-        changed += sum(piece.changed for piece in block.pieces)
-    base_hex, result_hex = base.hex, result.hex
-    return Delta(
-        tuple(write_shard(i, len(shards), base_hex, result_hex, blocks) for i, blocks in enumerate(shards)),
-        base_hex,
-        result,
-        changed,
-        sum(t.bits.size for t in old.values()),
+    encoded = encode_chunks(old, new, base=base, coder=coder, threads=threads)
+    return _delta(encoded, base, _after(base, encoded) if result is None else result, coder, shard_bytes)
+
+
+def encode_both(
+    old: State,
+    new: State,
+    *,
+    base: StateDigest | None = None,
+    coder: Coder = "gap",
+    shard_bytes: int = SHARD_BYTES,
+    threads: int = 1,
+) -> tuple[Delta, Delta]:
+    """The delta from `old` to `new` and the one back, chunk by chunk beside each other. As `encode_delta`.
+
+    Gap deltas run backwards as they are: this is for the context coder, whose classes are those of the state that it
+    starts from.
+    """
+    base = StateDigest.of(old) if base is None else base
+    check_layout(old, new)
+
+    def work(cuts: Sequence[_Cut]) -> list[tuple[Chunk, Chunk]]:
+        pairs: list[tuple[Chunk, Chunk]] = []
+        for cut in cuts:
+            there = _encode_chunk(old, new, cut, coder)
+            if there is not None:
+                back = _encode_chunk(new, old, cut._replace(total=there.total), coder)
+                if back is None:
+                    raise StateMismatch(f"{cut.name}: chunk {cut.chunk} changed while it was encoded")
+                pairs.append((there, back))
+        return pairs
+
+    found = [pair for pairs in _map(work, _tasks(old, base), threads) for pair in pairs]
+    total = sum(t.bits.size for t in old.values())
+    there = Encoded(tuple(a for a, _ in found), sum(a.changed for a, _ in found), total)
+    back = Encoded(tuple(b for _, b in found), there.changed_elements, total)
+    result = _after(base, there)
+    return _delta(there, base, result, coder, shard_bytes), _delta(
+        back, result, base.copy(), coder, shard_bytes
     )
 
 
-def _groups(state: State) -> Iterator[list[_Cut]]:
-    """Consecutive runs of elements, by name, in groups of about `_GROUP_ELEMENTS`."""
+def encode_chunks(
+    old: State, new: State, *, base: StateDigest, coder: Coder = "gap", threads: int = 1
+) -> Encoded:
+    """The changed chunks alone: what a rank does with its part, before all ranks' sums give the result's digest.
+
+    `base` knows the sums of the old state's chunks, of these parts at least. Raises `StateMismatch`.
+    """
+    check_layout(old, new)
+
+    def work(cuts: Sequence[_Cut]) -> list[Chunk]:
+        chunks = [_encode_chunk(old, new, cut, coder) for cut in cuts]
+        return [chunk for chunk in chunks if chunk is not None]
+
+    chunks = tuple(chunk for some in _map(work, _tasks(old, base), threads) for chunk in some)
+    return Encoded(chunks, sum(c.changed for c in chunks), sum(t.bits.size for t in old.values()))
+
+
+def split_chunks(chunks: Sequence[Chunk], shard_bytes: int) -> list[list[Chunk]]:
+    """The chunks of each shard. Several ranks must know how many shards all of them have before any is written."""
+    shards: list[list[Chunk]] = []
+    size = 0
+    for chunk in chunks:
+        if not shards or size + len(chunk.payload) > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(chunk)
+        size += len(chunk.payload)
+    return shards
+
+
+def seal(
+    shards: Sequence[list[Chunk]],
+    base: str,
+    result: str,
+    *,
+    coder: Coder = "gap",
+    first: int = 0,
+    of: int | None = None,
+) -> list[tuple[bytes, int]]:
+    """Shards with the bytes of their heads, from the lists of `split_chunks`.
+
+    `first`, `of`: the number of the first of them and how many the whole delta has, where other ranks write the rest.
+    """
+    count = len(shards) if of is None else of
+    return [
+        write_shard(first + i, count, CODERS[coder], base, result, chunks) for i, chunks in enumerate(shards)
+    ]
+
+
+def _delta(encoded: Encoded, base: StateDigest, result: StateDigest, coder: Coder, shard_bytes: int) -> Delta:
+    sealed = seal(split_chunks(encoded.chunks, shard_bytes), base.hex, result.hex, coder=coder)
+    return Delta(
+        tuple(shard for shard, _ in sealed),
+        base.hex,
+        result,
+        encoded.changed_elements,
+        encoded.total_elements,
+        tuple(head for _, head in sealed),
+    )
+
+
+def _after(base: StateDigest, encoded: Encoded) -> StateDigest:
+    result = base.copy()
+    for chunk in encoded.chunks:
+        result.set(chunk.name, chunk.chunk, chunk.total)
+    return result
+
+
+def _map(work: Callable[[Sequence[_Cut]], T], tasks: Iterable[Sequence[_Cut]], threads: int) -> Iterator[T]:
+    if threads <= 1:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="delta") as pool:
+        yield from pool.map(work, tasks)
+
+
+def _tasks(state: State, base: StateDigest) -> Iterator[list[_Cut]]:
+    """Consecutive chunks, by name, in groups of about `_TASK_ELEMENTS`."""
     group: list[_Cut] = []
     filled = 0
     for name in sorted(state):
-        size = state[name].bits.size
-        for start in range(0, size, PIECE_ELEMENTS):
-            count = min(PIECE_ELEMENTS, size - start)
-            if filled + count > _GROUP_ELEMENTS and group:
+        t = state[name]
+        for chunk in held_chunks(t, name):
+            group.append(_Cut(name, chunk, base.chunk_sum(name, chunk)))
+            filled += min(CHUNK_ELEMENTS, t.elements - chunk * CHUNK_ELEMENTS)
+            if filled >= _TASK_ELEMENTS:
                 yield group
                 group, filled = [], 0
-            group.append(_Cut(name, start, count))
-            filled += count
     if group:
         yield group
 
 
-def _encode_group(
-    old: State, new: State, group: Sequence[_Cut]
-) -> tuple[Block, bytes, list[tuple[str, int]]]:
-    pieces: list[Piece] = []
-    encoded: list[EncodedPiece] = []
-    for cut in group:
-        a, b = old[cut.name], new[cut.name]
-        end = cut.start + cut.length
-        piece = _scratch.encoder.encode(
-            a.bits[cut.start : end], b.bits[cut.start : end], cut.start, a.dtype in FLOATS
-        )
-        if piece.changed:
-            pieces.append(Piece(cut.name, a.dtype, a.shape, cut.start, cut.length, piece.changed, piece.wide))
-            encoded.append(piece)
-    if not pieces:
-        return Block((), 0), b"", []
-    raw = b"".join(
-        [
-            *(piece.gaps_N for piece in encoded),
-            *(piece.wide_W for piece in encoded),
-            *(piece.planes[k] for k in range(8) for piece in encoded if k < len(piece.planes)),
-        ]
-    )
-    frame = frames.pack(raw)
-    changes = [(piece.name, code.digest_change) for piece, code in zip(pieces, encoded, strict=True)]
-    return Block(tuple(pieces), len(frame)), frame, changes
+def _encode_chunk(old: State, new: State, cut: _Cut, coder: Coder) -> Chunk | None:
+    t = old[cut.name]
+    first = cut.chunk * CHUNK_ELEMENTS
+    at = first - t.start
+    old_M = t.bits[at : at + CHUNK_ELEMENTS]
+    new_M = new[cut.name].bits[at : at + CHUNK_ELEMENTS]
+    diff = _scratch.gap.diff(old_M, new_M, t.dtype, first)
+    if not diff.positions_N.size:
+        return None
+    total = (cut.total + diff.digest_change) & MASK_128
+    payload = _scratch.gap.pack(diff.positions_N, diff.steps_N, old_M.dtype.itemsize)
+    return Chunk(cut.name, t.dtype, t.shape, cut.chunk, CODER_GAP, diff.positions_N.size, total, payload)

@@ -1,9 +1,24 @@
-"""The gap coder's loops: positions of changed elements as gaps, values as zigzag differences. See `format`.
+"""The gap coder: positions of changed elements as gaps, changes as signed steps, in one bit stream a chunk.
 
-Legend: N changed elements, W wide gaps, M elements of a piece.
+    head     5 bits g, 5 bits e, 6 bits m: the parameters below
+    count    E + 1 in Elias' gamma code; E = exceptions, the changes by more than one step
+    changes  for each: the gap in Rice code with parameter g, then one bit, 1 = downwards.
+             The gap is the number of unchanged elements since the last changed one, or since the chunk's start
+    excess   for each exception: the number of changes since the last exception, in Rice code with parameter e, then
+             |step| - 2 in exponential Golomb code of order m
 
-Encoding reads both states as 64-bit words, whatever the lanes are, so that one compiled loop serves every dtype and
-skips eight unchanged bytes with one comparison. Decoding writes lanes, one compiled loop per width that is used.
+A step is `new - old` modulo 2^(8 lane), read as a signed number, and never 0. `old` and `new` are the elements' bits, for
+floating-point dtypes as sign-ordered integers, so that neighbours differ by 1 ULP across 0 as well: bits with the sign bit
+set are inverted, others get their sign bit set. Every mapping is a bijection on bit patterns: -0.0 and NaN payloads are exact,
+and a delta runs backwards by subtracting. Steps add up, so deltas compose without either state.
+
+    Rice, k          q ones (q = x >> k) and a zero, then the k low bits of x; from q = 16 on: 16 ones and x in 18 bits
+    Elias' gamma     n - 1 zeros, then the n bits of x from the highest, which is 1: written as the 1, then the low n - 1 bits
+    exp. Golomb, k   (x >> k) + 1 in Elias' gamma, then the k low bits of x
+
+Rice's parameters are the best of the chunk by exact count. Bits fill bytes from the lowest; the last byte ends in zeros.
+
+Legend: N changed elements, M elements of a chunk, W 64-bit words.
 """
 
 from __future__ import annotations
@@ -15,167 +30,344 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwire.kernels.delta.format import PIECE_ELEMENTS
+from rollwire.kernels.bits import bit_length, peek, put, trailing_zeros
+from rollwire.kernels.delta.format import FLOATS
 from rollwire.kernels.digest import aligned, jit, join_128, lanes, mix_hi, mix_lo
+from rollwire.kernels.tensors import CHUNK_ELEMENTS
 
 OK: Final = 0
-OUT_OF_RANGE: Final = 1
-NO_CHANGE: Final = 2
-WIDE_COUNT: Final = 3
+OUT_OF_RANGE: Final = 1  # a changed element lies beyond the chunk
+NO_CHANGE: Final = 2  # a changed element does not change
+CUT: Final = 3  # the stream ends before its changes do, or goes on after them
+BAD_PARAMETER: Final = 4  # a parameter or a count that no encoder writes
 
-_U0, _U1, _U8, _U63, _U255 = np.uint64(0), np.uint64(1), np.uint64(8), np.uint64(63), np.uint64(255)
+POSITION_BITS: Final = CHUNK_ELEMENTS.bit_length() - 1
+_ESCAPE: Final = 16
+_HEAD_BITS: Final = 16
+# At most: gap 34, sign 1, exception's gap 34, excess 129, a change; head and count.
+_WORDS: Final = CHUNK_ELEMENTS * 200 // 64 + 4
+
+_U0, _U1, _U2, _U3, _U63, _U64 = (np.uint64(n) for n in (0, 1, 2, 3, 63, 64))
+_U16, _U18, _U32 = np.uint64(16), np.uint64(18), np.uint64(32)
+_ONES = np.uint64(0xFFFF)
 
 
-class EncodedPiece(NamedTuple):
+class EncodedChunk(NamedTuple):
     changed: int
-    wide: int
-    gaps_N: bytes
-    wide_W: bytes
-    planes: tuple[bytes, ...]  # `lane` planes of N bytes
-    digest_change: int  # what the changes add to the tensor's incremental digest
+    payload: bytes
+
+
+class Diff(NamedTuple):
+    """Changed elements of a chunk, in scratch: valid until the next diff of this encoder."""
+
+    positions_N: NDArray[np.uint32]  # in the chunk
+    steps_N: NDArray[np.uint64]  # modulo 2^(8 lane)
+    digest_change: int
 
 
 @jit()
-def _ordered(bits: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
+def ordered(bits: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
     return (~bits & mask) if bits & sign else (bits | sign)
 
 
 @jit()
-def _unordered(value: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
+def unordered(value: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
     return (value ^ sign) if value & sign else (~value & mask)
 
 
-def _encode(
-    old_words: NDArray[np.uint64],
-    new_words: NDArray[np.uint64],
+def _diff(
+    old_W: NDArray[np.uint64],
+    new_W: NDArray[np.uint64],
     lane: int,
-    ordered: bool,
+    floats: bool,
     start: np.uint64,
-    gaps: NDArray[np.uint8],
-    wide: NDArray[np.uint32],
-    planes: NDArray[np.uint8],
-) -> tuple[int, int, np.uint64, np.uint64]:
-    width = np.uint64(8 * lane)
-    per_word = 8 // lane
-    mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
-    sign = _U1 << (width - _U1)
-    n, w = 0, 0
-    following = 0  # the element after the last changed one
-    lo, hi = _U0, _U0
-    for word in range(old_words.size):
-        a, b = old_words[word], new_words[word]
-        if a == b:
-            continue
-        for k in range(per_word):
-            shift = width * np.uint64(k)
-            old, new = (a >> shift) & mask, (b >> shift) & mask
-            if old == new:
-                continue
-            element = word * per_word + k
-            gap = element - following
-            following = element + 1
-            if gap < 255:
-                gaps[n] = gap
-            else:
-                gaps[n] = 255
-                wide[w] = gap - 255
-                w += 1
-            if ordered:
-                difference = (_ordered(new, sign, mask) - _ordered(old, sign, mask)) & mask
-            else:
-                difference = (new - old) & mask
-            value = (difference << _U1) & mask
-            if difference & sign:
-                value = ~value & mask
-            for p in range(lane):
-                planes[p, n] = (value >> (_U8 * np.uint64(p))) & _U255
-            n += 1
-            index = start + np.uint64(element)
-            plus, minus = mix_lo(index, new), mix_lo(index, old)
-            hi += mix_hi(index, new) - mix_hi(index, old)
-            lo += plus
-            if lo < plus:
-                hi += _U1
-            if lo < minus:
-                hi -= _U1
-            lo -= minus
-    return n, w, lo, hi
-
-
-def _decode(
-    target_M: NDArray[Any],
-    lane: int,
-    ordered: bool,
-    start: np.uint64,
-    raw: NDArray[np.uint8],
-    gaps_at: int,
-    wide_at: int,
-    planes_at: NDArray[np.int64],
-    changed: int,
-    wide: int,
+    positions: NDArray[np.uint32],
+    steps: NDArray[np.uint64],
 ) -> tuple[int, np.uint64, np.uint64]:
+    """Looks for changes in blocks of 8 words, whose comparison is vector code, and closely only where one is."""
     width = np.uint64(8 * lane)
     mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
     sign = _U1 << (width - _U1)
-    position = -1
-    w = 0
+    per_word = np.uint64(8 // lane)
+    log_width = bit_length(width) - _U1
+    n = 0
     lo, hi = _U0, _U0
-    for n in range(changed):
-        gap = int(raw[gaps_at + n])
-        if gap == 255:
-            if w == wide:
-                return WIDE_COUNT, lo, hi
-            at = wide_at + 4 * w
-            for p in range(4):
-                gap += int(raw[at + p]) << (8 * p)
-            w += 1
-        position += gap + 1
-        if position >= target_M.size:
-            return OUT_OF_RANGE, lo, hi
-        value = _U0
-        for p in range(lane):
-            value |= np.uint64(raw[planes_at[p] + n]) << (_U8 * np.uint64(p))
-        if value == _U0:
-            return NO_CHANGE, lo, hi
-        difference = value >> _U1
-        if value & _U1:
-            difference = ~difference & mask
-        old = np.uint64(target_M[position])
-        if ordered:
-            new = _unordered((_ordered(old, sign, mask) + difference) & mask, sign, mask)
+    for block in range(0, old_W.size, 8):
+        last = min(block + 8, old_W.size)
+        if last == block + 8:
+            seen = _U0
+            for k in range(8):
+                seen |= old_W[block + k] ^ new_W[block + k]
+            if seen == _U0:
+                continue
+        for word in range(block, last):
+            a, b = old_W[word], new_W[word]
+            left = a ^ b
+            while left:
+                lane_in_word = trailing_zeros(left) >> log_width
+                shift = lane_in_word << log_width
+                left &= ~(mask << shift)
+                old, new = (a >> shift) & mask, (b >> shift) & mask
+                element = np.uint64(word) * per_word + lane_in_word
+                positions[n] = element
+                if floats:
+                    steps[n] = (ordered(new, sign, mask) - ordered(old, sign, mask)) & mask
+                else:
+                    steps[n] = (new - old) & mask
+                n += 1
+                index = start + element
+                plus, minus = mix_lo(index, new), mix_lo(index, old)
+                hi += mix_hi(index, new) - mix_hi(index, old)
+                lo += plus
+                if lo < plus:
+                    hi += _U1
+                if lo < minus:
+                    hi -= _U1
+                lo -= minus
+    return n, lo, hi
+
+
+@jit()
+def _magnitude(step: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
+    return ((~step + _U1) & mask) if step & sign else step
+
+
+@jit()
+def best_rice(lengths: NDArray[np.int64]) -> int:
+    """The Rice parameter for numbers of which lengths[b] have b significant bits, by their middles."""
+    best, parameter = np.int64(1) << 62, 0
+    for k in range(18):
+        cost = np.int64(0)
+        for b in range(19):
+            quotient = ((3 << b) >> 2) >> k if b else 0
+            cost += lengths[b] * (quotient + 1 + k if quotient < 16 else 34)
+        if cost < best:
+            best, parameter = cost, k
+    return parameter
+
+
+@jit()
+def put_rice(words: NDArray[np.uint64], at: np.uint64, x: np.uint64, k: np.uint64) -> np.uint64:
+    q = x >> k
+    if q < _U16:
+        low = x & ((_U1 << k) - _U1)
+        return put(words, at, ((_U1 << q) - _U1) | (low << (q + _U1)), q + _U1 + k)
+    return put(words, at, _ONES | (x << _U16), _U16 + _U18)
+
+
+@jit()
+def put_gamma(words: NDArray[np.uint64], at: np.uint64, x: np.uint64) -> np.uint64:
+    """x >= 1."""
+    low_bits: np.uint64 = bit_length(x) - _U1
+    at = put(words, at, _U0, low_bits & _U32)
+    at = put(words, at, _U1 << (low_bits & np.uint64(31)), (low_bits & np.uint64(31)) + _U1)
+    at = put_bits(words, at, x & ((_U1 << low_bits) - _U1), low_bits)
+    return at  # noqa: RET504  # typed here: compiled helpers are not
+
+
+@jit()
+def put_bits(words: NDArray[np.uint64], at: np.uint64, x: np.uint64, count: np.uint64) -> np.uint64:
+    """Up to 64 bits."""
+    if count > _U32:
+        at = put(words, at, x & np.uint64(0xFFFFFFFF), _U32)
+        return put(words, at, x >> _U32, count - _U32)
+    return put(words, at, x, count)
+
+
+def _pack(
+    positions_N: NDArray[np.uint32], steps_N: NDArray[np.uint64], lane: int, words: NDArray[np.uint64]
+) -> np.uint64:
+    """Writes a chunk's stream into `words`; returns its length in bits."""
+    width = np.uint64(8 * lane)
+    mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
+    sign = _U1 << (width - _U1)
+    gap_lengths, rank_lengths = np.zeros(19, np.int64), np.zeros(19, np.int64)
+    excess_lengths = np.zeros(65, np.int64)
+    following, last, exceptions = 0, -1, 0
+    for n in range(positions_N.size):
+        position = int(positions_N[n])
+        gap_lengths[bit_length(np.uint64(position - following))] += 1
+        following = position + 1
+        magnitude = _magnitude(steps_N[n], sign, mask)
+        if magnitude != _U1:
+            rank_lengths[bit_length(np.uint64(n - last - 1))] += 1
+            excess_lengths[bit_length(magnitude - _U2)] += 1
+            last = n
+            exceptions += 1
+    g, e = np.uint64(best_rice(gap_lengths)), np.uint64(best_rice(rank_lengths))
+    best, m = np.int64(1) << 62, _U0
+    for k in range(64):
+        cost = np.int64(0)
+        for b in range(65):
+            cost += excess_lengths[b] * (max(k, b) + max(0, b - k))
+        if cost < best:
+            best, m = cost, np.uint64(k)
+    words[0] = g | (e << np.uint64(5)) | (m << np.uint64(10))
+    at: np.uint64 = put_gamma(words, _U16, np.uint64(exceptions + 1))
+    following = 0
+    for n in range(positions_N.size):
+        position = int(positions_N[n])
+        at = put_rice(words, at, np.uint64(position - following), g)
+        following = position + 1
+        at = put(words, at, _U1 if steps_N[n] & sign else _U0, _U1)
+    last = -1
+    for n in range(positions_N.size if exceptions else 0):
+        magnitude = _magnitude(steps_N[n], sign, mask)
+        if magnitude != _U1:
+            at = put_rice(words, at, np.uint64(n - last - 1), e)
+            last = n
+            excess = magnitude - _U2
+            at = put_gamma(words, at, (excess >> m) + _U1)
+            at = put_bits(words, at, excess & ((_U1 << m) - _U1), m)
+    return at
+
+
+def _parse(
+    payload: NDArray[np.uint8],
+    elements: int,
+    lane: int,
+    positions_N: NDArray[np.uint32],
+    steps_N: NDArray[Any],
+) -> int:
+    """Reads a chunk's stream: positions and steps. Never reads beyond `payload`, whatever it holds."""
+    # A private copy in words with zeros behind: a symbol may run past the end, which is noticed after it.
+    words = np.zeros(payload.size // 8 + 5, np.uint64)
+    for i in range(payload.size >> 3):
+        word = _U0
+        for k in range(8):
+            word |= np.uint64(payload[8 * i + k]) << np.uint64(8 * k)
+        words[i] = word
+    for i in range(payload.size & ~7, payload.size):
+        words[i >> 3] |= np.uint64(payload[i]) << np.uint64(8 * (i & 7))
+    end = np.uint64(8 * payload.size)
+    if end < np.uint64(_HEAD_BITS + 1):
+        return CUT
+    width = np.uint64(8 * lane)
+    mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
+    g, e, m = (
+        words[0] & np.uint64(31),
+        (words[0] >> np.uint64(5)) & np.uint64(31),
+        (words[0] >> np.uint64(10)) & _U63,
+    )
+    if g > np.uint64(17) or e > np.uint64(17) or m >= width:
+        return BAD_PARAMETER
+    window = peek(words, _U16)
+    low_bits = trailing_zeros(window)
+    if low_bits > _U18:
+        return BAD_PARAMETER
+    exceptions = np.int64((_U1 << low_bits) | ((window >> (low_bits + _U1)) & ((_U1 << low_bits) - _U1))) - 1
+    at = _U16 + low_bits + low_bits + _U1
+    if exceptions > positions_N.size or at > end:
+        return BAD_PARAMETER
+    size = np.int64(elements)
+    low_mask = (_U1 << g) - _U1
+    position = np.int64(-1)
+    for n in range(positions_N.size):
+        window = peek(words, at)
+        q = trailing_zeros(~window)
+        if q < _U16:
+            window >>= q + _U1
+            gap = (q << g) | (window & low_mask)
+            window >>= g
+            at += q + g + _U2
         else:
-            new = (old + difference) & mask
-        target_M[position] = new
-        index = start + np.uint64(position)
-        plus, minus = mix_lo(index, new), mix_lo(index, old)
-        hi += mix_hi(index, new) - mix_hi(index, old)
-        lo += plus
-        if lo < plus:
-            hi += _U1
-        if lo < minus:
-            hi -= _U1
-        lo -= minus
-    return (OK if w == wide else WIDE_COUNT), lo, hi
+            gap = (window >> _U16) & np.uint64((1 << 18) - 1)
+            window >>= np.uint64(34)
+            at += np.uint64(35)
+        if at > end:
+            return CUT
+        position += np.int64(gap) + 1
+        if position >= size:
+            return OUT_OF_RANGE
+        positions_N[n] = position
+        steps_N[n] = mask if window & _U1 else _U1
+    low_mask = (_U1 << e) - _U1
+    rank = np.int64(-1)
+    for _ in range(exceptions):
+        window = peek(words, at)
+        q = trailing_zeros(~window)
+        if q < _U16:
+            gap = (q << e) | ((window >> (q + _U1)) & low_mask)
+            at += q + e + _U1
+        else:
+            gap = (window >> _U16) & np.uint64((1 << 18) - 1)
+            at += np.uint64(34)
+        if at > end:
+            return CUT
+        rank += np.int64(gap) + 1
+        if rank >= positions_N.size:
+            return OUT_OF_RANGE
+        low_bits = trailing_zeros(peek(words, at))
+        if low_bits > _U63:
+            return CUT
+        at += low_bits + _U1
+        if at > end:
+            return CUT
+        high = (_U1 << low_bits) | (peek(words, at) & ((_U1 << low_bits) - _U1))
+        at += low_bits
+        if at > end:
+            return CUT
+        excess = ((high - _U1) << m) | (peek(words, at) & ((_U1 << m) - _U1))
+        at += m
+        if at > end or low_bits + m > width:
+            return CUT
+        magnitude = (excess + _U2) & mask
+        if magnitude == _U0:
+            return NO_CHANGE
+        steps_N[rank] = ((~magnitude + _U1) & mask) if np.uint64(steps_N[rank]) == mask else magnitude
+    return OK if end - at < np.uint64(8) else CUT
+
+
+def _walk(
+    base_M: NDArray[Any],
+    lane: int,
+    floats: bool,
+    backwards: bool,
+    positions_N: NDArray[np.uint32],
+    steps_N: NDArray[Any],
+) -> None:
+    """Turns steps into the elements that they lead to, in place. Positions lie within `base_M`."""
+    width = np.uint64(8 * lane)
+    mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
+    sign = _U1 << (width - _U1)
+    for n in range(positions_N.size):
+        old, step = np.uint64(base_M[positions_N[n]]), np.uint64(steps_N[n])
+        if backwards:
+            step = ~step + _U1
+        if floats:
+            steps_N[n] = unordered((ordered(old, sign, mask) + step) & mask, sign, mask)
+        else:
+            steps_N[n] = (old + step) & mask
 
 
 @cache
-def _encode_kernel() -> Callable[..., Any]:
-    scratch = f"{lanes(1, readonly=False)}, {lanes(4, readonly=False)}, Array(uint8, 2, 'C')"
-    return jit(
-        f"Tuple((int64, int64, uint64, uint64))({lanes(8)}, {lanes(8)}, int64, boolean, uint64, {scratch})"
-    )(_encode)
+def _diff_kernel() -> Callable[..., Any]:
+    scratch = f"{lanes(4, readonly=False)}, {lanes(8, readonly=False)}"
+    return jit(f"Tuple((int64, uint64, uint64))({lanes(8)}, {lanes(8)}, int64, boolean, uint64, {scratch})")(
+        _diff
+    )
 
 
 @cache
-def _decode_kernel(lane: int) -> Callable[..., Any]:
-    target = lanes(lane, readonly=False)
-    return jit(
-        f"Tuple((int64, uint64, uint64))({target}, int64, boolean, uint64, {lanes(1)}, int64, int64, "
-        f"Array(int64, 1, 'C'), int64, int64)"
-    )(_decode)
+def _pack_kernel() -> Callable[..., Any]:
+    return jit(f"uint64({lanes(4)}, {lanes(8)}, int64, {lanes(8, readonly=False)})")(_pack)
 
 
-def _words(bits_M: NDArray[Any]) -> NDArray[np.uint64]:
+@cache
+def _parse_kernel(lane: int) -> Callable[..., Any]:
+    return jit(f"int64({lanes(1)}, int64, int64, {lanes(4, readonly=False)}, {lanes(lane, readonly=False)})")(
+        _parse
+    )
+
+
+@cache
+def _walk_kernel(lane: int) -> Callable[..., Any]:
+    return jit(f"void({lanes(lane)}, int64, boolean, boolean, {lanes(4)}, {lanes(lane, readonly=False)})")(
+        _walk
+    )
+
+
+def words_of(bits_M: NDArray[Any]) -> NDArray[np.uint64]:
     """The lanes as 64-bit words, the last one filled up with zeros (equal on both sides: never a change)."""
     per_word = 8 // bits_M.dtype.itemsize
     if bits_M.size % per_word or bits_M.ctypes.data % 8:
@@ -186,56 +378,68 @@ def _words(bits_M: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 class GapEncoder:
-    """Scratch for one piece at a time: 13 MiB, of which only touched pages cost memory. One a thread."""
+    """Scratch for one chunk at a time: 10 MiB, of which only touched pages cost memory. One a thread."""
 
     def __init__(self) -> None:
-        self._gaps = np.empty(PIECE_ELEMENTS, dtype=np.uint8)
-        self._wide = np.empty(PIECE_ELEMENTS // 256 + 1, dtype=np.uint32)
-        self._planes = np.empty((8, PIECE_ELEMENTS), dtype=np.uint8)
+        self._positions = np.empty(CHUNK_ELEMENTS, dtype=np.uint32)
+        self._steps = np.empty(CHUNK_ELEMENTS, dtype=np.uint64)
+        self._words = np.empty(_WORDS, dtype=np.uint64)
 
-    def encode(self, old_M: NDArray[Any], new_M: NDArray[Any], start: int, ordered: bool) -> EncodedPiece:
-        """Two runs of at most `PIECE_ELEMENTS` equal-width lanes; `start`: the run's first element in its tensor."""
-        lane = old_M.dtype.itemsize
-        n, w, lo, hi = _encode_kernel()(
-            _words(old_M), _words(new_M), lane, ordered, start, self._gaps, self._wide, self._planes
+    def diff(self, old_M: NDArray[Any], new_M: NDArray[Any], dtype: str, start: int) -> Diff:
+        """What differs between two chunks of lanes of `dtype`; `start`: the chunk's first element in its tensor."""
+        n, lo, hi = _diff_kernel()(
+            words_of(old_M),
+            words_of(new_M),
+            old_M.dtype.itemsize,
+            dtype in FLOATS,
+            start,
+            self._positions,
+            self._steps,
         )
-        return EncodedPiece(
-            n,
-            w,
-            self._gaps[:n].tobytes(),
-            self._wide[:w].tobytes(),
-            tuple(self._planes[p, :n].tobytes() for p in range(lane)),
-            join_128(lo, hi),
-        )
+        return Diff(self._positions[:n], self._steps[:n], join_128(lo, hi))
+
+    def pack(self, positions_N: NDArray[np.uint32], steps_N: NDArray[np.uint64], lane: int) -> bytes:
+        """The payload of these changes, in order of position; at least one."""
+        bits = int(_pack_kernel()(positions_N, steps_N, lane, self._words))
+        return self._words[: bits // 64 + 1].view(np.uint8)[: -(-bits // 8)].tobytes()
+
+    def encode(self, old_M: NDArray[Any], new_M: NDArray[Any], dtype: str) -> EncodedChunk:
+        """Two chunks of at most `CHUNK_ELEMENTS` lanes of `dtype`. The payload of equal ones is empty."""
+        positions_N, steps_N, _ = self.diff(old_M, new_M, dtype, 0)
+        if not positions_N.size:
+            return EncodedChunk(0, b"")
+        return EncodedChunk(positions_N.size, self.pack(positions_N, steps_N, old_M.dtype.itemsize))
 
 
-def decode_piece(
-    target_M: NDArray[Any],
-    start: int,
-    ordered: bool,
-    raw: NDArray[np.uint8],
-    gaps_at: int,
-    wide_at: int,
-    planes_at: list[int],
-    changed: int,
-    wide: int,
-) -> tuple[int, int]:
-    """Applies a piece to `target_M` (writable, contiguous) in place; returns a status and the digest's change.
+def parse_gap(
+    payload: NDArray[np.uint8], elements: int, positions_N: NDArray[np.uint32], steps_N: NDArray[Any]
+) -> int:
+    """A payload's positions and steps, without either state; N is the number of changes. Returns a status.
 
-    The caller has checked that the streams lie within `raw`. On any status but `OK` the target is spoilt: it must be
-    a copy.
+    `steps_N`: lanes of the chunk's dtype. The content of both outputs is undefined on any status but `OK`.
     """
-    lane = target_M.dtype.itemsize
-    status, lo, hi = _decode_kernel(lane)(
-        target_M,
-        lane,
-        ordered,
-        start,
-        aligned(raw),
-        gaps_at,
-        wide_at,
-        np.array(planes_at, dtype=np.int64),
-        changed,
-        wide,
-    )
-    return int(status), join_128(lo, hi)
+    lane = steps_N.dtype.itemsize
+    return int(_parse_kernel(lane)(payload, elements, lane, positions_N, steps_N))
+
+
+def decode_gap(
+    base_M: NDArray[Any],
+    dtype: str,
+    payload: NDArray[np.uint8],
+    positions_N: NDArray[np.uint32],
+    new_N: NDArray[Any],
+    *,
+    backwards: bool = False,
+) -> int:
+    """The changed positions of a chunk and the elements there after the delta, from the chunk `base_M` before it.
+
+    `backwards`: from the chunk after it to the elements before. Outputs have the length of the stated number of
+    changes; returns a status, and on any but `OK` they are undefined. Reads and writes stay within the arrays, whatever
+    the payload holds.
+    """
+    status = parse_gap(payload, base_M.size, positions_N, new_N)
+    if status == OK:
+        _walk_kernel(base_M.dtype.itemsize)(
+            aligned(base_M), base_M.dtype.itemsize, dtype in FLOATS, backwards, positions_N, new_N
+        )
+    return status

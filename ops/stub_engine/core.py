@@ -69,11 +69,13 @@ class StubCore:
         self.policy = read_config(config.model_path)
         self.model_path = str(config.model_path)
         self.calls: list[str] = []  # "METHOD /path?query", in the order in which they came
+        self.decoded = 0  # decode steps
+        self.step_delay_s = config.step_delay_s
         self._state: dict[str, Tensor] = read_folder(config.model_path)
         self._labels = [config.weight_version]
         self._engine = _engine(config, self.policy)
         self._futures: dict[str, Future[StubResult]] = {}
-        self._paused = self._rejecting = self._sleeping = False
+        self._paused = self._rejecting = self._retracted = self._sleeping = False
         self._changed = threading.Condition()
         self._closed = False
         if self._engine is not None:
@@ -131,8 +133,9 @@ class StubCore:
         with self._changed:
             return self.abort([name for name in self._futures if name.startswith(prefix)])
 
-    def pause(self, mode: PauseMode, *, reject: bool, wait_s: float = 60.0) -> None:
-        """Returns when no step runs any more; `reject`: new requests are turned away. Raises `EngineRefused` at `wait_s`."""
+    def pause(self, mode: PauseMode, *, reject: bool, retract: bool = False, wait_s: float = 60.0) -> None:
+        """Returns when no step runs any more; `reject`: new requests are turned away; `retract`: running ones are queued
+        again, and read from their start after the resume. Raises `EngineRefused` at `wait_s`."""
         with self._changed:
             self._rejecting = reject
             if mode == "abort":
@@ -140,10 +143,13 @@ class StubCore:
             elif mode == "wait" and not self._changed.wait_for(lambda: not self._futures, wait_s):
                 raise EngineRefused(f"{len(self._futures)} requests still run after {wait_s:g} s")
             self._paused = True
+            self._retracted = retract
+            if retract and self._engine is not None:
+                self._engine.recompute_cache()
 
     def resume(self) -> None:
         with self._changed:
-            self._paused = self._rejecting = False
+            self._paused = self._rejecting = self._retracted = False
             self._changed.notify_all()
 
     def sleep(self) -> None:
@@ -183,6 +189,21 @@ class StubCore:
                 self._engine.recompute_cache()
             return True
 
+    def flush_cache(self) -> bool:
+        """As SGLang's: false while a request runs; those that a retracting pause has queued hold no cache."""
+        with self._changed:
+            return not self._futures or (self._paused and self._retracted)
+
+    def rows_of(self, name: str, count: int) -> list[float] | list[list[float]] | None:
+        """The first rows of a tensor as floats; None where there is no such tensor."""
+        with self._changed:
+            held = self._state.get(name)
+        if held is None:
+            return None
+        values = _floats(held).reshape(held.shape)[:count]
+        found: list[float] | list[list[float]] = values.tolist()
+        return found
+
     def checksums(self) -> dict[str, str]:
         with self._changed:
             return checksums(self._state)
@@ -204,9 +225,10 @@ class StubCore:
                 if self._closed or self._engine is None:
                     return
                 self._resolve(self._engine.step())
-            if self.config.step_delay_s:
+                self.decoded += 1
+            if self.step_delay_s:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed, self.config.step_delay_s)
+                    self._changed.wait_for(lambda: self._closed, self.step_delay_s)
 
     def _resolve(self, ended: list[Sampled]) -> None:
         for sampled in ended:
@@ -222,3 +244,13 @@ def _engine(config: StubEngineConfig, policy: PolicyConfig) -> TorchEngine | Non
     except ImportError:
         return None
     return TorchEngine(policy, config.max_running)
+
+
+def _floats(tensor: Tensor) -> NDArray[np.float32]:
+    if tensor.dtype == "BF16":
+        return (tensor.bits.astype(np.uint32) << 16).view(np.float32)
+    if tensor.dtype == "F16":
+        return tensor.bits.view(np.float16).astype(np.float32)
+    if tensor.dtype == "F32":
+        return tensor.bits.view(np.float32)
+    raise ConfigError(f"a policy is BF16, F16 or F32, not {tensor.dtype}")

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollwire.consumers.weights.anchor import CONFIG_FILE, AnchorFile, read_anchor
-from rollwire.kernels.policy.config import PolicyConfig, policy_of
+from rollwire.consumers.weights.anchor import CONFIG_FILE, AnchorFile, read_anchor, write_anchor
+from rollwire.kernels.policy.config import PolicyConfig, hf_config, policy_of
 from rollwire.kernels.tensors import State, Tensor
 from rollwire.schemas.errors import ConfigError, StateMismatch
 
@@ -61,3 +61,18 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 def checksums(state: State) -> dict[str, str]:
     """SHA-256 of each tensor's bits, hex."""
     return {name: hashlib.sha256(tensor.bits.tobytes()).hexdigest() for name, tensor in sorted(state.items())}
+
+
+def write_policy(folder: Path, state: State, config: PolicyConfig, *, shard_bytes: int = 1 << 30) -> None:
+    """A folder that either server could be started with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in write_anchor(state, shard_bytes=shard_bytes, hf_config=hf_config(config)):
+        (folder / file.file).write_bytes(file.data)
+
+
+def fresh_policy(config: PolicyConfig, seed: int) -> State:
+    """A random policy. Needs torch."""
+    from rollwire.kernels.policy.model import Policy
+    from rollwire.kernels.policy.states import to_state
+
+    return to_state(Policy(config, seed=seed))

@@ -32,8 +32,9 @@ from rollwire.consumers.trainer.history import (
     order_history,
     range_ends,
 )
+from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.consumers.weights.sources import NamedTensors, as_state
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded, OffsetLost, PlanViolation
@@ -52,7 +53,9 @@ class Started(NamedTuple):
     state: State  # its weights; not to be written to
     offsets: tuple[int, ...]  # by rank: where to read `packed-batches` on
     plan_digest: str | None  # of the last step taken
-    newest_revert: int | None = None  # the last version that was a revert: its weights are those of an older one
+    newest_revert: int | None = (
+        None  # the last version that was a revert: its weights are those of an older one
+    )
 
 
 class VersionPublisher:
@@ -139,7 +142,7 @@ class VersionPublisher:
                 )
         elif len(committed) < len(self._partitions):
             raise OffsetLost(f"version {last.version} is committed, but {self._group} stands at {committed}")
-        state = load_version(self._store, plan_path(history.versions, None, last.version), None)
+        state = load_version(self._store, plan_path(history.versions, (), None, last.version), None)
         self._publisher.resume(last, state)
         self._committer.resume(last.version, committed)
         self._version = self._committed = last.version

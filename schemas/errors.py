@@ -25,6 +25,7 @@
     │   ├── BaseMismatch            a delta is for another base than the one held
     │   ├── StateMismatch           tensors are missing, extra, or of another shape or dtype
     │   ├── DigestMismatch          the resulting state is not the published one
+    │   ├── FormatUnknown           an object of a format that this release does not read (a newer one's: upgrade)
     │   ├── TargetFailed            what serves did not take a version (an engine's answer, a full disk): the one before serves
     │   └── ProbeFailed             what is served after a swap is not what was published: it was undone
     ├── EngineError                 the HTTP server of an inference engine
@@ -146,6 +147,10 @@ class StateMismatch(WeightError):
 
 
 class DigestMismatch(WeightError):
+    pass
+
+
+class FormatUnknown(WeightError):
     pass
 
 

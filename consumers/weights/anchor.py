@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
-from rollwire.kernels.tensors import State, Tensor, tensor
+from rollwire.kernels.tensors import State, Tensor, lane_dtype, tensor
 from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
 
 # safetensors writes its tags, but wants them spelt as torch spells its types.
@@ -82,6 +84,49 @@ def read_anchor(files: Sequence[AnchorFile]) -> dict[str, Tensor]:
                 raise StateMismatch(f"{name!r} is in two shards of an anchor")
             state[name] = tensor(entry["dtype"], tuple(entry["shape"]), entry["data"])
     return state
+
+
+def safetensors_head(file: str, data: bytes) -> int:
+    """Bytes before the first tensor's: what a reader of a slice reads first. 0 for a file of another kind."""
+    return 8 + int.from_bytes(data[:8], "little") if file.endswith(".safetensors") else 0
+
+
+class Extent(NamedTuple):
+    """Where a tensor lies in its file, in bytes from the file's start."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_extents(file: str, head: bytes, size: int) -> dict[str, Extent]:
+    """The tensors of a safetensors file of `size` bytes, from its first bytes (`safetensors_head` of them).
+
+    Raises `DeltaCorrupt` for anything else, and for a tensor beyond the file.
+    """
+    try:
+        header = msgspec.json.decode(head[8:], type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        stored = {name: msgspec.json.decode(raw, type=_Stored) for name, raw in header.items()}
+    except msgspec.MsgspecError as error:
+        raise DeltaCorrupt(f"{file} is no safetensors file: {error}") from error
+    extents: dict[str, Extent] = {}
+    for name, entry in stored.items():
+        start, end = (len(head) + offset for offset in entry.data_offsets)
+        length = math.prod(entry.shape) * lane_dtype(entry.dtype).itemsize
+        if not len(head) <= start <= end <= size or end - start != length:
+            raise DeltaCorrupt(
+                f"{file}: {name!r} at {start} to {end} of {size} bytes, its shape needs {length}"
+            )
+        extents[name] = Extent(entry.dtype, entry.shape, start, end)
+    return extents
 
 
 def _serialize(state: State, names: Sequence[str]) -> bytes:

@@ -20,8 +20,18 @@ def anchor_key(model: str, sha256: str, file: str) -> str:
     return f"weights/{_folder(model)}/anchors/{sha256}.{file.rsplit('.', 1)[-1]}"
 
 
+def sums_key(model: str, sha256: str) -> str:
+    """The chunk sums of an anchor (`rollwire.consumers.weights.sums`)."""
+    return f"weights/{_folder(model)}/sums/{sha256}.sums"
+
+
 def manifest_key(model: str, sha256: str) -> str:
     return f"weights/{_folder(model)}/manifests/{sha256}.json"
+
+
+def model_prefix(model: str) -> str:
+    """Everything of a model's weights, except for checkpoints."""
+    return f"weights/{_folder(model)}/"
 
 
 def _folder(model: str) -> str:

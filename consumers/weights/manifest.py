@@ -11,10 +11,10 @@ import msgspec
 
 from rollwire.consumers.weights.keys import manifest_key, sha256_hex
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
+from rollwire.schemas.errors import DeltaCorrupt, FormatUnknown, StateMismatch
 from rollwire.schemas.records import Claim
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,6 +33,7 @@ class ObjectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int  # bytes
     sha256: str  # hex
     file: str  # an anchor's file name in Hugging Face's layout; "" for a delta shard
+    head: int  # bytes of header and table (delta shard) or header (safetensors): a slice reads these first; else 0
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lineage: str
     version: int
     step: int
-    kind: Literal["anchor", "delta", "empty"]
+    kind: Literal["anchor", "delta", "empty", "revert"]
+    coder: str  # of the delta; "" where there is none
     base: Base | None  # None for anchors
     state_digest: str  # incremental digest of the resulting state, hex
     full_bytes: int
@@ -57,6 +59,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     total_elements: int
     tensors: tuple[TensorEntry, ...]  # by name
     objects: tuple[ObjectEntry, ...]  # in order
+    sums: (
+        Claim | None
+    )  # an anchor's chunk sums (`sums.py`), by which a slice of it is checked; None for deltas
+
+
+class _Format(msgspec.Struct):
+    """What every format has."""
+
+    format: int
 
 
 _encoder = msgspec.json.Encoder()
@@ -70,13 +81,18 @@ def encode_manifest(manifest: Manifest) -> tuple[Claim, bytes]:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Strict: an unknown key, a missing one or a newer format is refused with `DeltaCorrupt`."""
+    """Strict. Raises `FormatUnknown` for another format, `DeltaCorrupt` for an unknown key, a missing one or damage."""
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+    except msgspec.MsgspecError as error:
+        raise DeltaCorrupt(f"a manifest does not decode: {error}") from error
+    if found != FORMAT:
+        advice = "upgrade rollwire here" if found > FORMAT else "publish the weights again with this release"
+        raise FormatUnknown(f"a manifest has format {found}, this release reads {FORMAT}: {advice}")
     try:
         manifest = _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise DeltaCorrupt(f"a manifest does not decode: {error}") from error
-    if manifest.format != FORMAT:
-        raise DeltaCorrupt(f"manifest format {manifest.format}; this release reads {FORMAT}")
     if (manifest.kind == "anchor") != (manifest.base is None):
         raise DeltaCorrupt(f"a manifest of kind {manifest.kind} with base {manifest.base}")
     return manifest

@@ -1,99 +1,33 @@
-"""From events to a verified state: which way to a version is the cheapest, and going it."""
+"""Going a path of `paths.plan_path`: from what is held to a verified state, whole or in parts."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from rollwire.consumers.weights.anchor import AnchorFile, read_anchor
 from rollwire.consumers.weights.manifest import Manifest, check_tensors, decode_manifest
+from rollwire.consumers.weights.parts import Choose, apply_to_parts, read_parts
+from rollwire.consumers.weights.paths import PathStep, anchor_claim
 from rollwire.kernels.delta.apply import DeltaStage
 from rollwire.kernels.digest import StateDigest, tensor_blake3
-from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import BaseMismatch, DeltaCorrupt, DigestMismatch, WeightError
-from rollwire.schemas.records import Claim, WeightVersion
+from rollwire.kernels.tensors import State, Tensor
+from rollwire.schemas.errors import (
+    BaseMismatch,
+    DeltaCorrupt,
+    DigestMismatch,
+    FormatUnknown,
+    StateMismatch,
+    WeightError,
+)
+from rollwire.schemas.records import Claim, LinkObject, WeightLink, WeightVersion
 from rollwire.streams.seams.store import ObjectStore
-
-
-class PathStep(NamedTuple):
-    """One way to get a version: its full snapshot, or its delta on `event.base_version`."""
-
-    event: WeightVersion
-    full: bool
-
-    @property
-    def bytes(self) -> int:
-        return self.event.full_bytes if self.full else self.event.stored_bytes
 
 
 class Loaded(NamedTuple):
     state: State
-    digest: StateDigest
-
-
-def plan_path(
-    events: Sequence[WeightVersion],
-    have: int | None,
-    want: int,
-    *,
-    avoid: Collection[tuple[int, bool]] = (),
-) -> list[PathStep]:
-    """The steps from version `have` (None = nothing is held) to `want` that read the fewest bytes; [] if it is held.
-
-    `events` are of one lineage, in any order; of repeats the first counts. `avoid` holds (version, full) of steps
-    that proved unusable. Equal costs: fewer steps. Raises `WeightError` where no way leads there.
-    """
-    known: dict[int, WeightVersion] = {}
-    for event in events:
-        known.setdefault(event.version, event)
-    if have == want:
-        return []
-    onwards: dict[int | None, list[PathStep]] = {}
-    for event in known.values():
-        if anchor_claim(event) is not None and (event.version, True) not in avoid:
-            onwards.setdefault(None, []).append(PathStep(event, True))
-        if event.base_version is not None and (event.version, False) not in avoid:
-            onwards.setdefault(event.base_version, []).append(PathStep(event, False))
-    # An anchor leads on from nothing, so from anything: Dijkstra over versions, with None as a start of its own.
-    queue: list[tuple[int, int, int]] = []  # bytes, steps, version
-    reached: dict[int, tuple[int, int, PathStep | None]] = {}
-
-    def reach(cost: int, steps: int, version: int, step: PathStep | None) -> None:
-        if version not in reached or (cost, steps) < reached[version][:2]:
-            reached[version] = (cost, steps, step)
-            heapq.heappush(queue, (cost, steps, version))
-
-    if have is not None:
-        reach(0, 0, have, None)
-    for step in onwards.get(None, ()):
-        reach(step.bytes, 1, step.event.version, step)
-    while queue:
-        cost, steps, version = heapq.heappop(queue)
-        if (cost, steps) > reached[version][:2]:
-            continue
-        if version == want:
-            return _walk_back(reached, want)
-        for step in onwards.get(version, ()):
-            reach(cost + step.bytes, steps + 1, step.event.version, step)
-    raise WeightError(
-        f"no way from {'nothing' if have is None else f'version {have}'} to version {want}: "
-        f"{len(known)} versions known, {len(avoid)} steps proved unusable"
-    )
-
-
-def _walk_back(reached: dict[int, tuple[int, int, PathStep | None]], want: int) -> list[PathStep]:
-    path: list[PathStep] = []
-    version: int | None = want
-    while version is not None and (step := reached[version][2]) is not None:
-        path.append(step)
-        version = None if step.full else step.event.base_version
-    return path[::-1]
-
-
-def anchor_claim(event: WeightVersion) -> Claim | None:
-    """The manifest of the version's full snapshot, where there is one."""
-    return event.manifest if event.kind == "anchor" else event.anchor
+    digest: StateDigest  # of the whole state, also where parts of it are held
 
 
 def load_path(
@@ -101,30 +35,48 @@ def load_path(
     path: Sequence[PathStep],
     base: Loaded | None,
     *,
+    choose: Choose | None = None,
     entering: Callable[[PathStep], None] | None = None,
 ) -> Loaded:
     """Goes a path of `plan_path`; `base` is what is held. Never writes to the base's arrays.
 
-    Every object is checked by SHA-256, every base and result by digest. `entering` is called before each step: after
-    an error, the last one named is the one that failed.
+    Every object is checked by SHA-256 or, where only ranges of it are read, by the checksums and sums of its chunks;
+    every base and result by digest. `choose` says which parts are to be held (`parts.py`); without it, everything is.
+    Parts never go backwards: the sums of what is not held are known forwards alone (`plan_path` with a `slice_share`
+    below 1 knows that).
+    `entering` is called before each step: after an error, the last one named is the one that failed.
 
-    Raises `ObjectMissing`, `StoreUnavailable`; `DeltaCorrupt`, `BaseMismatch`, `StateMismatch`, `DigestMismatch`.
+    Raises `ObjectMissing`, `StoreUnavailable`; `DeltaCorrupt`, `BaseMismatch`, `StateMismatch`, `DigestMismatch`,
+    `FormatUnknown`.
     """
-    stage: DeltaStage | None = None
     loaded = base
+    stage: DeltaStage | None = None
+    private = False  # whether the arrays of `loaded` are ours to write to
     for step in path:
         if entering is not None:
             entering(step)
-        if step.full:
-            loaded, stage = _load_anchor(store, step.event), None
-            continue
-        if stage is None:
+        with _named(step):
+            if step.full:
+                loaded, stage, private = load_anchor(store, step.event, choose), None, True
+                continue
             if loaded is None:
-                raise BaseMismatch(f"version {step.event.version} is a delta, and nothing is held")
-            stage = DeltaStage(loaded.state, loaded.digest)
-        _apply_delta(store, step.event, stage)
-        done = stage.done()
-        loaded = Loaded(done.state, done.digest)
+                raise BaseMismatch("a delta, and nothing is held")
+            if step.kind != "same" and choose is None:
+                stage = stage or DeltaStage(loaded.state, loaded.digest)
+                try:
+                    stage.apply(read_shards(store, step), backwards=step.backwards)
+                except BaseMismatch:
+                    explain_base(store, step, loaded.state)
+                    raise
+                done = stage.done()
+                loaded = Loaded(done.state, done.digest)
+            elif step.kind != "same":  # parts
+                if not private:
+                    loaded, private = _copied(loaded), True
+                shards = shards_of(store, step.source)
+                digest = apply_to_parts(store, loaded.state, loaded.digest, shards)
+                loaded = Loaded(loaded.state, digest)
+            check_result(step.event, loaded.digest)
     if loaded is None:
         raise WeightError("an empty path, and nothing is held")
     return loaded
@@ -136,8 +88,45 @@ def load_version(store: ObjectStore, path: Sequence[PathStep], base: State | Non
     return load_path(store, path, held).state
 
 
+def check_result(event: WeightVersion, digest: StateDigest) -> None:
+    """Raises `DigestMismatch` where a state is not the published version."""
+    if digest.hex != event.state_digest:
+        raise DigestMismatch(
+            f"version {event.version} came out as {digest.hex[:16]}, published is {event.state_digest[:16]}"
+        )
+
+
+def shards_of(store: ObjectStore, source: WeightVersion | WeightLink) -> Sequence[LinkObject]:
+    """The shards of a version's delta or of a link: from the event, or from the manifest where they are too many for it."""
+    if isinstance(source, WeightLink) or source.objects or source.kind == "empty":
+        return source.objects
+    manifest = read_manifest(store, source, source.manifest)
+    if manifest.base is None:
+        raise DeltaCorrupt(f"{source.manifest.key} is the manifest of an anchor, not of a delta")
+    if manifest.base.version != source.base_version:
+        raise DeltaCorrupt(
+            f"{source.manifest.key} is a delta on version {manifest.base.version}, its event says {source.base_version}"
+        )
+    return tuple(
+        LinkObject(key=o.key, size=o.size, sha256=o.sha256, head_bytes=o.head) for o in manifest.objects
+    )
+
+
+def read_shards(store: ObjectStore, step: PathStep) -> Iterator[bytes]:
+    """The delta of a step, one shard at a time, each checked by size and SHA-256. The listed ones and no others (C26)."""
+    for entry in shards_of(store, step.source):
+        yield read_object(store, entry.key, entry.size, entry.sha256)
+
+
+def read_object(store: ObjectStore, key: str, size: int, sha256: str) -> bytes:
+    data = store.get(key, sha256=sha256)
+    if len(data) != size:
+        raise DeltaCorrupt(f"{key} has {len(data)} bytes, {size} were published")
+    return data
+
+
 def read_manifest(store: ObjectStore, event: WeightVersion, claim: Claim) -> Manifest:
-    """The manifest that `event` names by `claim`, checked against the event. Raises `DeltaCorrupt`."""
+    """The manifest that `event` names by `claim`, checked against the event. Raises `DeltaCorrupt`, `FormatUnknown`."""
     manifest = decode_manifest(store.get(claim.key, sha256=claim.sha256))
     said = (event.model, event.lineage, event.version, event.step, event.state_digest, event.full_bytes)
     found = (
@@ -153,23 +142,29 @@ def read_manifest(store: ObjectStore, event: WeightVersion, claim: Claim) -> Man
     return manifest
 
 
-def read_objects(store: ObjectStore, manifest: Manifest) -> Iterator[AnchorFile]:
-    """The listed objects and no others, one at a time, verified (C26)."""
-    for entry in manifest.objects:
-        data = store.get(entry.key, sha256=entry.sha256)
-        if len(data) != entry.size:
-            raise DeltaCorrupt(f"{entry.key} has {len(data)} bytes, the manifest says {entry.size}")
-        yield AnchorFile(entry.file, data)
-
-
-def _load_anchor(store: ObjectStore, event: WeightVersion) -> Loaded:
+def anchor_manifest(store: ObjectStore, event: WeightVersion) -> Manifest:
+    """The manifest of a version's full snapshot. Raises `WeightError` where it has none, and as `read_manifest`."""
     claim = anchor_claim(event)
     if claim is None:
         raise WeightError(f"version {event.version} has no full snapshot")
     manifest = read_manifest(store, event, claim)
     if manifest.kind != "anchor":
         raise DeltaCorrupt(f"{claim.key} is the manifest of a {manifest.kind}, not of an anchor")
-    state = read_anchor(list(read_objects(store, manifest)))
+    return manifest
+
+
+def read_files(store: ObjectStore, manifest: Manifest) -> Iterator[AnchorFile]:
+    """The files of an anchor, one at a time, verified."""
+    for entry in manifest.objects:
+        yield AnchorFile(entry.file, read_object(store, entry.key, entry.size, entry.sha256))
+
+
+def load_anchor(store: ObjectStore, event: WeightVersion, choose: Choose | None = None) -> Loaded:
+    """A version from its full snapshot; with `choose`, the parts that it names, by ranges."""
+    manifest = anchor_manifest(store, event)
+    if choose is not None:
+        return Loaded(*read_parts(store, manifest, choose))
+    state = read_anchor(list(read_files(store, manifest)))
     check_tensors(manifest, state)
     for entry in manifest.tensors:
         if tensor_blake3(state[entry.name]) != entry.blake3:
@@ -177,28 +172,26 @@ def _load_anchor(store: ObjectStore, event: WeightVersion) -> Loaded:
                 f"{entry.name} of the anchor of version {event.version} is not the published one"
             )
     digest = StateDigest.of(state)
-    _check_result(event, digest)
+    check_result(event, digest)
     return Loaded(state, digest)
 
 
-def _apply_delta(store: ObjectStore, event: WeightVersion, stage: DeltaStage) -> None:
-    manifest = read_manifest(store, event, event.manifest)
-    base = manifest.base
-    if base is None:
-        raise DeltaCorrupt(f"{event.manifest.key} is the manifest of an anchor, not of a delta")
-    held = stage.done()
-    check_tensors(manifest, held.state)
-    if base.version != event.base_version or base.state_digest != held.digest.hex:
-        raise BaseMismatch(
-            f"version {event.version} is a delta on version {base.version} ({base.state_digest[:16]}); "
-            f"held is {held.digest.hex[:16]}"
-        )
-    stage.apply(file.data for file in read_objects(store, manifest))
-    _check_result(event, stage.done().digest)
+def _copied(loaded: Loaded) -> Loaded:
+    state: Mapping[str, Tensor] = {name: t._replace(bits=t.bits.copy()) for name, t in loaded.state.items()}
+    return Loaded(state, loaded.digest.copy())
 
 
-def _check_result(event: WeightVersion, digest: StateDigest) -> None:
-    if digest.hex != event.state_digest:
-        raise DigestMismatch(
-            f"version {event.version} came out as {digest.hex[:16]}, published is {event.state_digest[:16]}"
-        )
+def explain_base(store: ObjectStore, step: PathStep, state: State) -> None:
+    """Why a state is no base of a version's delta, where the reason is its tensors: raises `StateMismatch` with the first
+    one that is missing, extra, reshaped or of another type (C27)."""
+    if step.kind == "delta" and isinstance(step.source, WeightVersion):
+        check_tensors(read_manifest(store, step.source, step.source.manifest), state)
+
+
+@contextmanager
+def _named(step: PathStep) -> Iterator[None]:
+    """Errors of the codec know shards and tensors; here the step is put before them."""
+    try:
+        yield
+    except (DeltaCorrupt, BaseMismatch, StateMismatch, DigestMismatch, FormatUnknown) as error:
+        raise type(error)(f"version {step.event.version} by {step}: {error}") from error

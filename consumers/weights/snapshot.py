@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from rollwire.consumers.weights.anchor import write_anchor
-from rollwire.consumers.weights.keys import anchor_key, delta_key, sha256_hex
+from rollwire.consumers.weights.anchor import safetensors_head, write_anchor
+from rollwire.consumers.weights.keys import anchor_key, sha256_hex, sums_key
+from rollwire.consumers.weights.links import put_shards
 from rollwire.consumers.weights.manifest import (
     FORMAT,
     Base,
@@ -15,11 +17,15 @@ from rollwire.consumers.weights.manifest import (
     TensorEntry,
     encode_manifest,
 )
+from rollwire.consumers.weights.sums import Layout, encode_sums
 from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.digest import StateDigest, tensor_blake3
-from rollwire.kernels.tensors import State
-from rollwire.schemas.records import Claim, WeightVersion
+from rollwire.kernels.tensors import LANE_BYTES, State
+from rollwire.schemas.records import Claim, LinkObject, WeightVersion
 from rollwire.streams.seams.store import ObjectStore
+
+MAX_EVENT_OBJECTS: Final = 1_000
+"""A version's event names its shards up to so many (about 200 bytes each); of more, only its manifest does."""
 
 
 class Held(NamedTuple):
@@ -28,6 +34,15 @@ class Held(NamedTuple):
     event: WeightVersion
     state: State
     digest: StateDigest
+
+
+class Written(NamedTuple):
+    """A delta whose shards stand in the store."""
+
+    objects: tuple[LinkObject, ...]  # none = nothing changed
+    coder: str
+    result: StateDigest
+    changed_elements: int
 
 
 class SnapshotWriter:
@@ -43,6 +58,7 @@ class SnapshotWriter:
         anchor_shard_bytes: int,
         threads: int,
         hf_config: Mapping[str, Any] | None,
+        coder: Literal["gap", "context"] = "gap",
     ) -> None:
         self._store = store
         self._model = model
@@ -51,12 +67,13 @@ class SnapshotWriter:
         self._anchor_shard_bytes = anchor_shard_bytes
         self._threads = threads
         self._hf_config = hf_config
+        self._coder: Literal["gap", "context"] = coder
 
     def write_first(self, version: int, step: int, state: State, published_us: int) -> Held:
         """A version that needs no other one: an anchor."""
         digest = StateDigest.of(state)
-        total = sum(t.bits.size for t in state.values())
-        claim, stored = self._write_anchor(version, step, state, digest, total)
+        total = sum(t.elements for t in state.values())
+        claim, stored = self.write_anchor(version, step, state, digest)
         event = WeightVersion(
             model=self._model,
             lineage=self._lineage,
@@ -68,7 +85,7 @@ class SnapshotWriter:
             anchor=claim,
             checkpoint=None,
             state_digest=digest.hex,
-            full_bytes=_full_bytes(state),
+            full_bytes=_full_bytes(layout_of_state(state)),
             stored_bytes=stored,
             changed_elements=total,
             total_elements=total,
@@ -84,73 +101,103 @@ class SnapshotWriter:
         Raises `StateMismatch` where names, dtypes or shapes differ from the base's, and what the store raises.
         """
         delta = encode_delta(
-            base.state, state, base=base.digest, shard_bytes=self._shard_bytes, threads=self._threads
+            base.state,
+            state,
+            base=base.digest,
+            coder=self._coder,
+            shard_bytes=self._shard_bytes,
+            threads=self._threads,
         )
-        objects: list[ObjectEntry] = []
-        for shard in delta.shards:
-            sha256 = sha256_hex(shard)
-            entry = ObjectEntry(key=delta_key(self._model, sha256), size=len(shard), sha256=sha256, file="")
-            self._store.create(entry.key, shard)
-            objects.append(entry)
-        kind: Literal["delta", "empty"] = "delta" if delta.shards else "empty"
+        objects = put_shards(self._store, self._model, delta.shards, delta.heads)
+        written = Written(objects, self._coder if objects else "", delta.result, delta.changed_elements)
+        snapshot = self.write_anchor(version, step, state, delta.result)[0] if anchor else None
+        event = self.write_version(
+            base.event, version, step, layout_of_state(state), written, published_us, anchor=snapshot
+        )
+        return Held(event, state, delta.result)
+
+    def write_version(
+        self,
+        base: WeightVersion,
+        version: int,
+        step: int,
+        layout: Layout,
+        written: Written,
+        published_us: int,
+        *,
+        anchor: Claim | None = None,
+        kind: Literal["delta", "revert"] = "delta",
+    ) -> WeightVersion:
+        """The manifest of a delta whose shards stand in the store, wherever they were encoded (each rank its own part,
+        say), and the version's event. `layout` is of the whole state, `written.result` its digest."""
+        objects = written.objects
+        named: Literal["delta", "empty", "revert"] = kind if objects or kind == "revert" else "empty"
+        total = sum(math.prod(shape) for _, shape in layout.values())
         manifest = Manifest(
             format=FORMAT,
             model=self._model,
             lineage=self._lineage,
             version=version,
             step=step,
-            kind=kind,
-            base=Base(
-                version=base.event.version,
-                manifest=base.event.manifest.key,
-                state_digest=base.event.state_digest,
+            kind=named,
+            coder=written.coder,
+            base=Base(version=base.version, manifest=base.manifest.key, state_digest=base.state_digest),
+            state_digest=written.result.hex,
+            full_bytes=_full_bytes(layout),
+            changed_elements=written.changed_elements,
+            total_elements=total,
+            tensors=tuple(TensorEntry(name, *layout[name], "") for name in sorted(layout)),
+            objects=tuple(
+                ObjectEntry(key=o.key, size=o.size, sha256=o.sha256, file="", head=o.head_bytes)
+                for o in objects
             ),
-            state_digest=delta.result.hex,
-            full_bytes=_full_bytes(state),
-            changed_elements=delta.changed_elements,
-            total_elements=delta.total_elements,
-            tensors=tuple(TensorEntry(name, t.dtype, t.shape, "") for name, t in sorted(state.items())),
-            objects=tuple(objects),
-        )
-        snapshot = (
-            self._write_anchor(version, step, state, delta.result, delta.total_elements)[0]
-            if anchor
-            else None
+            sums=None,
         )
         claim, data = encode_manifest(manifest)
         self._store.create(claim.key, data)
-        event = WeightVersion(
+        return WeightVersion(
             model=self._model,
             lineage=self._lineage,
             version=version,
-            kind=kind,
-            base_version=base.event.version,
+            kind=named,
+            base_version=base.version,
             step=step,
             manifest=claim,
-            anchor=snapshot,
+            anchor=anchor,
             checkpoint=None,
             state_digest=manifest.state_digest,
             full_bytes=manifest.full_bytes,
             stored_bytes=sum(entry.size for entry in objects) + claim.size,
-            changed_elements=delta.changed_elements,
-            total_elements=delta.total_elements,
+            changed_elements=written.changed_elements,
+            total_elements=total,
             published_us=published_us,
+            coder=written.coder,
+            objects=objects if len(objects) <= MAX_EVENT_OBJECTS else (),
         )
-        return Held(event, state, delta.result)
 
-    def _write_anchor(
-        self, version: int, step: int, state: State, digest: StateDigest, total: int
-    ) -> tuple[Claim, int]:
+    def write_anchor(self, version: int, step: int, state: State, digest: StateDigest) -> tuple[Claim, int]:
+        """A full snapshot of whole tensors: its files, its chunk sums and its manifest; the bytes of all of them."""
         objects: list[ObjectEntry] = []
         for file, data in write_anchor(
             state, shard_bytes=self._anchor_shard_bytes, hf_config=self._hf_config
         ):
             sha256 = sha256_hex(data)
             entry = ObjectEntry(
-                key=anchor_key(self._model, sha256, file), size=len(data), sha256=sha256, file=file
+                key=anchor_key(self._model, sha256, file),
+                size=len(data),
+                sha256=sha256,
+                file=file,
+                head=safetensors_head(file, data),
             )
             self._store.create(entry.key, data)
             objects.append(entry)
+        packed = encode_sums(digest)
+        sums: Claim | None = None
+        if packed:
+            sha256 = sha256_hex(packed)
+            sums = Claim(key=sums_key(self._model, sha256), size=len(packed), sha256=sha256)
+            self._store.create(sums.key, packed)
+        total = sum(t.elements for t in state.values())
         manifest = Manifest(
             format=FORMAT,
             model=self._model,
@@ -158,20 +205,26 @@ class SnapshotWriter:
             version=version,
             step=step,
             kind="anchor",
+            coder="",
             base=None,
             state_digest=digest.hex,
-            full_bytes=_full_bytes(state),
+            full_bytes=_full_bytes(layout_of_state(state)),
             changed_elements=total,
             total_elements=total,
             tensors=tuple(
                 TensorEntry(name, t.dtype, t.shape, tensor_blake3(t)) for name, t in sorted(state.items())
             ),
             objects=tuple(objects),
+            sums=sums,
         )
         claim, data = encode_manifest(manifest)
         self._store.create(claim.key, data)
-        return claim, sum(entry.size for entry in objects) + claim.size
+        return claim, sum(entry.size for entry in objects) + len(packed) + claim.size
 
 
-def _full_bytes(state: State) -> int:
-    return sum(t.nbytes for t in state.values())
+def layout_of_state(state: State) -> Layout:
+    return {name: (t.dtype, t.shape) for name, t in state.items()}
+
+
+def _full_bytes(layout: Layout) -> int:
+    return sum(math.prod(shape) * LANE_BYTES[dtype] for dtype, shape in layout.values())

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.consumers.weights.follow import Follow
-from rollwire.consumers.weights.reader import Loaded, PathStep, load_path, plan_path
+from rollwire.consumers.weights.paths import PathStep, StepKey, plan_path
+from rollwire.consumers.weights.reader import Loaded, load_path
 from rollwire.schemas.errors import ObjectConflict, ObjectMissing, StoreError, WeightError
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.clock import Clock
@@ -58,7 +59,7 @@ class Staging:
         self._store = CountedStore(store)
         self._clock = clock
         self._config = config
-        self._avoid: set[tuple[int, bool]] = set()
+        self._avoid: set[StepKey] = set()
         self._failures = 0
         self._retry_at = 0.0
 
@@ -90,6 +91,7 @@ class Staging:
         try:
             path = plan_path(
                 follow.events(wanted.lineage),
+                follow.links(wanted.lineage),
                 None if base is None else base.event.version,
                 wanted.version,
                 avoid=self._avoid,
@@ -99,7 +101,7 @@ class Staging:
             )
         except (WeightError, ObjectMissing, ObjectConflict) as error:
             if entered:
-                self._avoid.add((entered[-1].event.version, entered[-1].full))
+                self._avoid.add(entered[-1].key)
             else:
                 self._avoid.clear()
                 self.later()

@@ -108,7 +108,7 @@ def verify(
     versions = _versions(dir, bootstrap, prefix, lineage)
     event = _chosen(versions, version)
     out = Console(highlight=False)
-    for way in verify_version(_store(dir, bucket), versions.events, event.version):
+    for way in verify_version(_store(dir, bucket), versions.events, (), event.version):
         shown = " > ".join(way.steps if len(way.steps) < 8 else (*way.steps[:2], "...", *way.steps[-2:]))
         out.print(f"version {event.version} by {way.kind}: right, {way.bytes:,} bytes read ({shown})")
     out.print(f"digest {event.state_digest}")

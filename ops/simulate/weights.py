@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
-from rollwire.consumers.weights.reader import PathStep, load_version
+from rollwire.consumers.weights.paths import anchor_step, delta_step
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
 from rollwire.ops.simulate.laws import Laws, Limits
@@ -59,14 +60,12 @@ def _trained(sums: Sums, laws: Laws, version: WeightVersion) -> Sums:
 def _chained(store: ObjectStore, version: WeightVersion, before: State | None) -> State:
     """The version's bits: by its delta from the version before it; where there is a full one, by that as well."""
     try:
-        full = (
-            load_version(store, [PathStep(version, full=True)], None) if version.anchor is not None else None
-        )
+        full = load_version(store, [anchor_step(version)], None) if version.anchor is not None else None
         if before is None or version.base_version is None:
             if full is None:
                 raise Violated("3", f"version {version.version} rests on nothing")
             return full
-        state = load_version(store, [PathStep(version, full=False)], before)
+        state = load_version(store, [delta_step(version)], before)
     except (WeightError, StoreError) as failure:
         raise Violated(
             "3", f"version {version.version} is visible and cannot be read: {failure}"

@@ -24,8 +24,9 @@ from rollwire.consumers.trainer.pipeline import Run
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, write_plans
 from rollwire.consumers.trainer.session import Session
 from rollwire.consumers.trainer.sums import NOTHING, fold, state_of, sums_of
+from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.errors import (
@@ -250,7 +251,7 @@ def check(world: World) -> None:
     assert world.keys() == undisturbed()
     history = world.history()  # refuses holes and ranges that do not join
     assert world.digests() == expected(world)
-    state = load_version(world.store, plan_path(history.versions, None, STEPS), None)
+    state = load_version(world.store, plan_path(history.versions, (), None, STEPS), None)
     assert sums_of(state).trained == STEPS * SPEC.sequences
     partitions = [TopicPartition("packed-batches", rank) for rank in range(2)]
     ends = {TopicPartition(r.topic, r.partition): r.end for r in history.steps[-1].consumed}

@@ -16,7 +16,8 @@ from rollwire.consumers.trainer.history import History, read_history
 from rollwire.consumers.trainer.rank import RankWorker
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, connect_rehearsal, write_plans
 from rollwire.consumers.trainer.run import run_trainer
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.model import Policy
@@ -199,7 +200,7 @@ def test_a_step_per_plan_a_version_per_step_in_one_transaction() -> None:
     history = outcome.history()
     assert len(set(outcome.digests())) == STEPS + 1
     assert [v.checkpoint is not None for v in history.versions] == [True, False, True, False, True, False]
-    path = plan_path(history.versions, None, STEPS)
+    path = plan_path(history.versions, (), None, STEPS)
     assert StateDigest.of(load_version(outcome.store, path, None)).hex == history.versions[-1].state_digest
     first, second = history.steps[:2]
     assert (first.base_version, first.version, first.max_lag) == (0, 1, 0)

@@ -32,7 +32,8 @@ from rollwire.consumers.trainer.history import History, read_history
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, rehearsal_log, write_plans
 from rollwire.consumers.trl_callback import PublishVersions
 from rollwire.consumers.version_publisher import VersionPublisher, step_of
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import (
@@ -97,7 +98,7 @@ def versions_of(log: MemoryLog) -> list[WeightVersion]:
 
 
 def weights_of(store: ObjectStore, versions: list[WeightVersion], version: int) -> State:
-    return load_version(store, plan_path(versions, None, version), None)
+    return load_version(store, plan_path(versions, (), None, version), None)
 
 
 def check_same(one: State, other: State) -> None:

@@ -19,7 +19,8 @@ from rollwire.consumers.trainer.connect import LiveStack
 from rollwire.consumers.trainer.history import BATCHES, STEPS, VERSIONS, History, read_history
 from rollwire.consumers.trainer.rehearsal import Rehearsal, rehearsal_log, write_plans
 from rollwire.consumers.trainer.run import run_trainer
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.model import Policy
@@ -139,7 +140,7 @@ def test_c15_a_killed_trainer_leaves_no_hole_and_no_repeat(
     partition = TopicPartition(BATCHES, 0)
     assert log.committed(f"{prefix}trainer", [partition]) == {partition: ends}
     assert [v.state_digest for v in history.versions] == _undisturbed()
-    state = load_version(store, plan_path(history.versions, None, LAST), None)
+    state = load_version(store, plan_path(history.versions, (), None, LAST), None)
     assert StateDigest.of(state).hex == history.versions[-1].state_digest
 
 

@@ -25,7 +25,8 @@ from rollwire.consumers.trainer.history import BATCHES, STEPS, VERSIONS, History
 from rollwire.consumers.trainer.life import run_sessions
 from rollwire.consumers.trainer.rehearsal import Rehearsal, write_plans
 from rollwire.consumers.trainer.sums import NOTHING, fold, state_of, sums_of
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.stack import StackInfo
@@ -328,5 +329,5 @@ def _check(log: KafkaLog, store: S3Store, prefix: str, steps: int) -> None:
     assert len(list(scan(log, (STEPS,)))) == steps
     ends = {PARTITION: history.steps[-1].consumed[0].end}
     assert log.committed(f"{prefix}trainer", [PARTITION]) == ends
-    state = load_version(store, plan_path(history.versions, None, steps), None)
+    state = load_version(store, plan_path(history.versions, (), None, steps), None)
     assert sums_of(state) == sums

@@ -17,7 +17,8 @@ from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import BATCHES, STEPS, VERSIONS, read_history
 from rollwire.consumers.trainer.rehearsal import Rehearsal, write_plans
 from rollwire.consumers.trainer.run import run_trainer
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.model import Policy
@@ -123,7 +124,7 @@ def test_a_hugging_face_trainer_that_is_killed_leaves_no_hole_and_no_repeat(
     assert len(list(scan(log, (VERSIONS,)))) == LAST + 1
     assert len(list(scan(log, (STEPS,)))) == LAST
     assert log.committed(f"{prefix}trainer", [PARTITION]) == {PARTITION: history.steps[-1].consumed[0].end}
-    state = load_version(store, plan_path(history.versions, None, LAST), None)
+    state = load_version(store, plan_path(history.versions, (), None, LAST), None)
     assert StateDigest.of(state).hex == history.versions[-1].state_digest
     assert "model.layers.0.self_attn.q_proj.weight" in state
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
-from rollwire.consumers.weights.reader import load_version, plan_path
+from rollwire.consumers.weights.reader import load_version
 from rollwire.consumers.weights.subscriber import WeightSubscriber
 from rollwire.consumers.weights.verify import verify_version
 from rollwire.kernels.digest import StateDigest
@@ -112,7 +113,7 @@ def test_published_followed_and_resumed(
         orphan = publisher.submit(4, 4, wanted[4]).result(WAIT)
         publisher.close()
         publisher = SnapshotPublisher(store, model="policy", lineage=lineage, config=config)
-        publisher.resume(events[-1], load_version(store, plan_path(events, None, 3), None))
+        publisher.resume(events[-1], load_version(store, plan_path(events, (), None, 3), None))
         again = publisher.submit(4, 4, wanted[4]).result(WAIT)
         assert again.manifest == orphan.manifest
         commit(again)
@@ -127,10 +128,10 @@ def test_published_followed_and_resumed(
         writer.close()
 
     for version, event in enumerate(events):
-        state = load_version(store, plan_path(events, None, version), None)
+        state = load_version(store, plan_path(events, (), None, version), None)
         assert StateDigest.of(state).hex == event.state_digest
-    ways = verify_version(store, events, 3)
-    assert [way.steps for way in ways] == [("anchor 3",), ("anchor 0", "delta 1", "delta 2", "delta 3")]
+    ways = verify_version(store, events, (), 3)
+    assert [way.steps for way in ways] == [("anchor 3",), ("anchor 0", "delta 0>1", "delta 1>2", "delta 2>3")]
     assert all(event.stored_bytes < event.full_bytes / 4 for event in events[1:])
     statuses = [e for e in map(decode_record, scan(log, ["fleet-status"])) if isinstance(e, FleetStatus)]
     assert [s.state for s in statuses] == ["staged", "swapped"] * 5 + ["stopped"]

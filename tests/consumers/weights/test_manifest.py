@@ -17,30 +17,32 @@ from rollwire.consumers.weights.manifest import (
     encode_manifest,
 )
 from rollwire.kernels.tensors import tensor
-from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
+from rollwire.schemas.errors import DeltaCorrupt, FormatUnknown, StateMismatch
 
 MANIFEST = Manifest(
-    format=1,
+    format=2,
     model="org/policy",
     lineage="L",
     version=3,
     step=3,
     kind="delta",
+    coder="gap",
     base=Base(version=2, manifest="weights/x.json", state_digest="ab" * 32),
     state_digest="cd" * 32,
     full_bytes=24,
     changed_elements=1,
     total_elements=12,
     tensors=(TensorEntry("w", "BF16", (3, 4), ""),),
-    objects=(ObjectEntry(key="k", size=9, sha256="ef" * 32, file=""),),
+    objects=(ObjectEntry(key="k", size=9, sha256="ef" * 32, file="", head=5),),
+    sums=None,
 )
 GOLDEN = (
-    b'{"format":1,"model":"org/policy","lineage":"L","version":3,"step":3,"kind":"delta",'
+    b'{"format":2,"model":"org/policy","lineage":"L","version":3,"step":3,"kind":"delta","coder":"gap",'
     b'"base":{"version":2,"manifest":"weights/x.json","state_digest":"' + b"ab" * 32 + b'"},'
     b'"state_digest":"' + b"cd" * 32 + b'","full_bytes":24,"changed_elements":1,"total_elements":12,'
     b'"tensors":[["w","BF16",[3,4],""]],"objects":[{"key":"k","size":9,"sha256":"'
     + b"ef" * 32
-    + b'","file":""}]}'
+    + b'","file":"","head":5}],"sums":null}'
 )
 
 
@@ -60,7 +62,6 @@ def test_strictness() -> None:
         {k: v for k, v in value.items() if k != "step"},
         value | {"version": "3"},
         value | {"version": 3.5},
-        value | {"format": 2},
         value | {"kind": "anchor"},
         value | {"base": None},
         value | {"kind": "sideways"},
@@ -69,6 +70,13 @@ def test_strictness() -> None:
             decode_manifest(json.dumps(changed).encode())
     with pytest.raises(DeltaCorrupt):
         decode_manifest(GOLDEN + b"{}")
+
+
+@pytest.mark.parametrize(("found", "advice"), [(3, "upgrade"), (1, "publish the weights again")])
+def test_another_format_is_named_with_what_to_do(found: int, advice: str) -> None:
+    """A newer manifest may hold anything: only its number is looked at."""
+    with pytest.raises(FormatUnknown, match=f"has format {found}, this release reads 2: {advice}"):
+        decode_manifest(json.dumps({"format": found, "extents": [1]}).encode())
 
 
 def test_c27_tensors_must_match_on_both_sides() -> None:

@@ -194,7 +194,7 @@ def test_c23_c31_damage_is_refused_and_an_anchor_leads_around_it(
     served = take(subscriber, 2)
     before = bits(served.state)
     event = plane.store_version(3, states[3])
-    plane.store.damaged = {event.manifest.key: 1_000}
+    plane.store.damaged = {event.objects[0].key: 1_000}
     plane.commit(event)
     refused = plane.wait_status(lambda s: s.state == "refused" and s.wanted_version == 3)
     assert "DeltaCorrupt" in refused.reason
@@ -213,7 +213,7 @@ def test_damage_that_passes_is_healed_without_an_anchor(
     subscriber = plane.subscriber()
     take(subscriber, 0)
     event = plane.store_version(1, move(state, 1))
-    plane.store.damaged = {event.manifest.key: 2}
+    plane.store.damaged = {event.objects[0].key: 2}
     plane.commit(event)
     assert bits(take(subscriber, 1).state) == bits(move(state, 1))
     assert "refused" in [s.state for s in plane.statuses()]

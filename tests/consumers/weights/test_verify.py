@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from rollwire.consumers.weights.manifest import decode_manifest
+from rollwire.consumers.weights.paths import anchor_claim
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
-from rollwire.consumers.weights.reader import anchor_claim
 from rollwire.consumers.weights.verify import verify_version
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ObjectMissing, WeightError
@@ -37,12 +37,17 @@ def events(store: MemoryStore, make_state: MakeState, move: Move) -> list[Weight
 
 
 def test_every_way_is_gone(store: MemoryStore, events: list[WeightVersion]) -> None:
-    assert [way.steps for way in verify_version(store, events, 0)] == [("anchor 0",)]
-    ways = verify_version(store, events, 2)
+    back = (
+        "anchor 2",
+        "delta 2>1",
+        "delta 1>0",
+    )  # where deltas run backwards, the other way around is one as well
+    assert [way.steps for way in verify_version(store, events, (), 0)] == [("anchor 0",), back]
+    ways = verify_version(store, events, (), 2)
     assert [way.kind for way in ways] == ["anchor", "delta"]
-    assert [way.steps for way in ways] == [("anchor 2",), ("anchor 0", "delta 1", "delta 2")]
+    assert [way.steps for way in ways] == [("anchor 2",), ("anchor 0", "delta 0>1", "delta 1>2")]
     assert ways[1].bytes == events[0].full_bytes + events[1].stored_bytes + events[2].stored_bytes
-    assert [way.steps for way in verify_version(store, events, 3)] == [("anchor 2", "delta 3")]
+    assert [way.steps for way in verify_version(store, events, (), 3)] == [("anchor 2", "delta 2>3")]
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -53,12 +58,11 @@ def test_a_missing_object_is_found_on_either_way(
     assert claim is not None
     store.delete(decode_manifest(store.get(claim.key)).objects[0].key)
     with pytest.raises(ObjectMissing):
-        verify_version(store, events, 2)
-    verify_version(store, events, 1)
+        verify_version(store, events, (), 2)
 
 
 def test_unknown_versions_are_named(store: MemoryStore, events: list[WeightVersion]) -> None:
     with pytest.raises(WeightError, match="version 9 is not known; known are 0 to 3"):
-        verify_version(store, events, 9)
+        verify_version(store, events, (), 9)
     with pytest.raises(WeightError, match="known are none"):
-        verify_version(store, [], 0)
+        verify_version(store, [], (), 0)

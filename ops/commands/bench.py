@@ -160,3 +160,34 @@ def streams(
         flags = f"{' --short' if short else ''}{' --grow' if grow else ''}"
         command = f"rollwire bench streams --runs {runs} --partitions {partitions} --workers {workers} --seed {seed}{flags}"
         write_figures(json, command, figures)
+
+
+@bench.command
+def sync(
+    *,
+    runs: Positive = 15,
+    short: Annotated[bool, Parameter(negative="")] = False,
+    only: str | None = None,
+    json: Json = None,
+) -> None:
+    """From the end of a step to the version that replicas serve, and how long the trainer is blocked for it.
+
+    10 MB, 100 MB and 1 GB of weights with one replica, 100 MB with 8, and 4 replicas that hold a slice each, on a broker and
+    an S3 server of its own in a temporary folder. Names of the figures: docs/performance.md and the top of ops/bench/sync.py.
+
+    Parameters
+    ----------
+    runs
+        Measured versions of the 100 MB case; medians count.
+    short
+        10 MB, few versions: a look at whether it works, no measurement.
+    only
+        One case: 10mb_1, 100mb_1, 100mb_8, 1gb_1 or slices.
+    """
+    from rollwire.ops.bench.sync_run import run_sync
+
+    figures = run_sync(runs=runs, short=short, only=only)
+    show("Step end to served version", figures)
+    if json is not None:
+        flags = f"{' --short' if short else ''}{'' if only is None else f' --only {only}'}"
+        write_figures(json, f"rollwire bench sync --runs {runs}{flags}", figures)

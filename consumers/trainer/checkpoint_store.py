@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
+from rollwire.schemas.errors import DeltaCorrupt, ObjectMissing, StateMismatch
 from rollwire.schemas.records import Claim
 from rollwire.streams.seams.store import ObjectStore
 
@@ -95,10 +95,57 @@ class DueCheckpoint:
         return _create(self._store, self._lineage, msgspec.json.encode(checkpoint), "json")
 
 
+class CarriedCheckpoint:
+    """The checkpoint of an older version for a new one that has its weights: its vectors, under a manifest of their own."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        claim: Claim,
+        *,
+        lineage: str,
+        version: int,
+        next_offsets: tuple[int, ...],
+    ) -> None:
+        self._store = store
+        self._claim = claim
+        self._lineage = lineage
+        self._version = version
+        self._next_offsets = next_offsets
+
+    def vectors(self) -> None:
+        """They stand there already; raises `ObjectMissing` where one does not, and what reading the manifest raises."""
+        for name, claim in self._read().vectors.items():
+            if self._store.head(claim.key) is None:
+                raise ObjectMissing(f"{claim.key}, {name!r} of checkpoint {self._claim.key}, is not there")
+
+    def manifest(self, state_digest: str) -> Claim:
+        """Raises `StateMismatch` where the checkpoint is of other weights."""
+        old = self._read()
+        if old.state_digest != state_digest:
+            raise StateMismatch(
+                f"checkpoint {self._claim.key} is of state {old.state_digest}, not {state_digest}"
+            )
+        carried = msgspec.structs.replace(
+            old, step=self._version, version=self._version, next_offsets=self._next_offsets
+        )
+        return _create(self._store, self._lineage, msgspec.json.encode(carried), "json")
+
+    def _read(self) -> Checkpoint:
+        return _read_manifest(self._store, self._claim, self._lineage)
+
+
 def read_checkpoint(
     store: ObjectStore, claim: Claim, *, lineage: str, parameters: tuple[Part, ...]
 ) -> Checkpoint:
     """Reads and verifies. Raises `ObjectMissing`, `DeltaCorrupt`, and `StateMismatch` for another model or lineage."""
+    checkpoint = _read_manifest(store, claim, lineage)
+    if checkpoint.parameters != parameters:
+        raise StateMismatch(f"checkpoint {claim.key} holds other parameters than the configured policy")
+    return checkpoint
+
+
+def _read_manifest(store: ObjectStore, claim: Claim, lineage: str) -> Checkpoint:
     try:
         checkpoint = msgspec.json.decode(store.get(claim.key, sha256=claim.sha256), type=Checkpoint)
     except msgspec.DecodeError as error:
@@ -109,8 +156,6 @@ def read_checkpoint(
         )
     if checkpoint.lineage != lineage:
         raise StateMismatch(f"checkpoint {claim.key} is of lineage {checkpoint.lineage}, not {lineage}")
-    if checkpoint.parameters != parameters:
-        raise StateMismatch(f"checkpoint {claim.key} holds other parameters than the configured policy")
     return checkpoint
 
 

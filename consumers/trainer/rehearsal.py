@@ -92,7 +92,9 @@ def sequences(spec: Rehearsal, step: int) -> list[Rolled]:
     return made
 
 
-def plan(spec: Rehearsal, step: int, traces: Sequence[Position]) -> list[PackedBatch]:
+def plan(
+    spec: Rehearsal, step: int, traces: Sequence[Position], *, newest_revert: int | None = None
+) -> list[PackedBatch]:
     """The slices of all ranks. `traces[i]` is where the trace of sequence i stands."""
     base = step - 1
     made = sequences(spec, step)
@@ -122,6 +124,7 @@ def plan(spec: Rehearsal, step: int, traces: Sequence[Position]) -> list[PackedB
             microbatches=tuple(micros[rank * per_rank : (rank + 1) * per_rank]),
             plan_digest="",
             cut=Cut(inputs=(), clock_us=_EPOCH_US + step),
+            newest_revert=newest_revert,
         )
         for rank in range(spec.ranks)
     ]
@@ -129,7 +132,7 @@ def plan(spec: Rehearsal, step: int, traces: Sequence[Position]) -> list[PackedB
     return [msgspec.structs.replace(one, plan_digest=digest) for one in slices]
 
 
-def write_plans(log: Log, spec: Rehearsal, steps: range) -> None:
+def write_plans(log: Log, spec: Rehearsal, steps: range, *, newest_revert: int | None = None) -> None:
     """Writes the routing traces and plans of `steps`."""
     writer = log.writer()
     try:
@@ -150,7 +153,8 @@ def write_plans(log: Log, spec: Rehearsal, steps: range) -> None:
                     topic=record.topic, partition=record.partition, offset=record.offset
                 )
         for step in steps:
-            slices = plan(spec, step, [stands[one.rollout_id] for one in sequences(spec, step)])
+            traces = [stands[one.rollout_id] for one in sequences(spec, step)]
+            slices = plan(spec, step, traces, newest_revert=newest_revert)
             writer.write(
                 [outgoing(one, source="rollwire/rehearsal", time_us=_EPOCH_US + step) for one in slices]
             )

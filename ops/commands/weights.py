@@ -15,6 +15,7 @@ from rich.table import Table
 from rollwire.consumers.weights.verify import verify_version
 from rollwire.consumers.weights.versions import Versions
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, broker
+from rollwire.ops.commands.weights_revert import revert
 from rollwire.ops.stack import read_stack
 from rollwire.schemas.errors import WeightError
 from rollwire.schemas.records import WeightVersion
@@ -24,6 +25,7 @@ from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_s3 import S3Store
 
 app = App(name="weights", help="List, show and verify weight versions.")
+app.command(revert)
 
 Lineage = Annotated[
     str | None, Parameter(name="--lineage", help="Training run; by default the one started last.")

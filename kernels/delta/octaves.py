@@ -1,0 +1,100 @@
+"""Elements of a chunk by the octave of their magnitude, 64 at a time: the bit masks behind the context coder.
+
+Magnitude = the bits without the sign bit; for floating-point bits it orders as |value| does. Octave classes are cut by 11
+ascending thresholds: class 0 lies below the first, class c from threshold c - 1 to below threshold c, class 11 from the
+last. The masks are written as vector instructions of LLVM's own language, which every processor's back end knows to
+lower; numba finds them in no loop over lanes.
+
+For compiled code only. All of them read elements [at, at + 64) of an array: the caller sees to it that they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+CLASSES: Final = 12
+BLOCK: Final = 64
+
+_I64 = ir.IntType(64)
+
+
+def _block(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+    """The 64 lanes from `at` on as one vector."""
+    width = array_type.dtype.bitwidth
+    data = context.make_array(array_type)(context, builder, array).data
+    vector = ir.VectorType(ir.IntType(width), BLOCK)
+    pointer = builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
+    return builder.load(pointer, align=width // 8)
+
+
+def _splat(builder: Any, value: Any, width: int) -> Any:
+    lane = ir.IntType(width)
+    value = value if width == 64 else builder.trunc(value, lane)
+    vector = ir.VectorType(lane, BLOCK)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), [0] * BLOCK)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _magnitudes(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+    width = array_type.dtype.bitwidth
+    block = _block(context, builder, array_type, array, at)
+    return builder.and_(block, ir.Constant(block.type, [(1 << (width - 1)) - 1] * BLOCK))
+
+
+def _at_least(_context: Any, array: Any, at: Any, threshold: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type = signature.args[0]
+        block = _magnitudes(context, builder, array_type, arguments[0], arguments[1])
+        limit = _splat(builder, arguments[2], array_type.dtype.bitwidth)
+        return builder.bitcast(builder.icmp_unsigned(">=", block, limit), _I64)
+
+    return types.uint64(array, types.int64, types.uint64), generate
+
+
+def _pass_block(_context: Any, array: Any, at: Any, thresholds: Any, left: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, _, thresholds_type, left_type = signature.args
+        block = _magnitudes(context, builder, array_type, arguments[0], arguments[1])
+        limits = context.make_array(thresholds_type)(context, builder, arguments[2]).data
+        counters = context.make_array(left_type)(context, builder, arguments[3]).data
+        above = ir.Constant(_I64, BLOCK)  # elements of this class and those above it
+        seen = ir.Constant(_I64, 0)
+        for c in range(CLASSES):
+            beyond = ir.Constant(_I64, 0)
+            if c + 1 < CLASSES:
+                limit = builder.load(builder.gep(limits, [ir.Constant(_I64, c)]))
+                limit = _splat(builder, limit, array_type.dtype.bitwidth)
+                mask = builder.bitcast(builder.icmp_unsigned(">=", block, limit), _I64)
+                beyond = builder.ctpop(mask)
+            counter = builder.gep(counters, [ir.Constant(_I64, c)])
+            value = builder.sub(builder.load(counter), builder.sub(above, beyond))
+            builder.store(value, counter)
+            seen = builder.or_(seen, value)
+            above = beyond
+        return seen
+
+    return types.int64(array, types.int64, thresholds, left), generate
+
+
+def _popcount(_context: Any, value: Any) -> Any:
+    def generate(_c: Any, builder: Any, _s: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+# Bit k is set where |array[at + k]| >= threshold.
+at_least: Callable[[NDArray[Any], int, np.uint64], np.uint64] = cast(Any, intrinsic(_at_least))
+# Takes the number of the block's elements in each class from left[12] (int64); below 0 if one of them then is.
+pass_block: Callable[[NDArray[Any], int, NDArray[np.uint64], NDArray[np.int64]], int] = cast(
+    Any, intrinsic(_pass_block)
+)
+popcount: Callable[[np.uint64], np.uint64] = cast(Any, intrinsic(_popcount))

@@ -6,14 +6,14 @@ It reads the topics and the committed offsets, nothing else. Each record is look
     groups                              a fate by `pack`, a dead letter
     groups-closed                       the group or the fate that it announces
     group-fates                         of a trained group: its plan
-    packed-batches                      the ranges that the training step of its number consumed
+    packed-batches                      the ranges that the training step of its number consumed, or a revert that passes it over
     train-steps, weight-versions        each other, one to one; versions without a hole
     dead-letters                        the record that was refused; of a replayed letter: its event, once a mark
     the rest                            the codec
 
     accepted    it went on: became part of a group, a plan, a step, a version
     refused     it lies whole in `dead-letters`
-    shed        it was dropped by a rule, and a fate names the rule
+    shed        it was dropped by a rule, and a fate names the rule; a plan: by a revert that it did not know of
     pending     none of these, and at or above the committed offset of who reads it
     missing     none of these, and below that offset: lost
     extra       twice what may be once, or made from a record that does not exist
@@ -42,6 +42,7 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams.emit import decode_record, deletes
+from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.settlement import REPLAY_COUNT, REPLAY_OF, settlement_of
@@ -116,6 +117,7 @@ class Book:
         self._consumed: dict[tuple[str, int], tuple[OffsetRange, ...]] = {}
         self._version_of: dict[tuple[str, int], int] = {}  # lineage, step -> version
         self._versions: dict[tuple[str, int], WeightVersion] = {}
+        self._reverts: dict[str, Reverts] = {}
         self._letters: dict[tuple[int, int], DeadLetter] = {}
         self._replayed: Counter[tuple[int, int]] = Counter()  # by the marks
         self._copies: Counter[str] = Counter()  # replayed records, by the letter they name
@@ -136,6 +138,8 @@ class Book:
     def close(self, committed: Mapping[TopicPartition, int], begins: Mapping[TopicPartition, int]) -> Ledger:
         """`committed`: offsets of `CONSUMERS`, absent = none. `begins`: what lies below was removed by retention."""
         self._find_extra(begins)
+        for (lineage, _), version in sorted(self._versions.items()):
+            self._reverts[lineage] = self._reverts.get(lineage, NO_REVERTS).add(version)
         if not _whole("groups", begins):  # fates outlive groups, and name their members
             for group_id in self._fates.keys() - self._groups:
                 self._traced.update(self._fates[group_id].members)
@@ -205,7 +209,9 @@ class Book:
                 self._fates[event.group_id] = event
                 self._members.update(event.members)
             case PackedBatch():
-                self._only_once("packed-batches", f"{event.lineage}/{event.step}/{event.rank}")
+                self._only_once(
+                    "packed-batches", f"{event.lineage}/{event.step}/{event.rank}/{event.newest_revert}"
+                )
                 if event.rank == 0:
                     for group_id in event.group_ids:
                         self._only_once("packed-batches", group_id)
@@ -306,6 +312,8 @@ class Book:
         batch = self._batches.get((seen.partition, seen.offset))
         if batch is None:
             return ""
+        if self._reverts.get(batch.lineage, NO_REVERTS).passes_over(batch.step, batch.newest_revert):
+            return "shed"
         ranges = self._consumed.get((batch.lineage, batch.step), ())
         took = any(r.partition == seen.partition and r.start <= seen.offset < r.end for r in ranges)
         return "accepted" if took else ""
@@ -321,9 +329,9 @@ class Book:
         version = self._versions.get((lineage, int(number))) if number.isdecimal() else None
         if version is None:
             return ""
-        # Version 0 is the anchor before training; a revert takes no step.
+        # Version 0 is the anchor before training.
         taken = self._version_of.get((lineage, version.step)) == version.version
-        return "accepted" if version.step == 0 or version.kind == "revert" or taken else ""
+        return "accepted" if version.step == 0 or taken else ""
 
 
 def _decoded(seen: Seen) -> str:

@@ -48,8 +48,8 @@ class PlanFrame(NamedTuple):
     cost: CostModel
     cut: Cut
     objective: Objective = "sum"
-    newest_revert: int | None = None  # the last version that was a revert
     context_parallel: int = 1  # devices of a rank; `token_budget` is what all of them have together
+    newest_revert: int | None = None  # the last version that was a revert
 
 
 def trained_members(group: Group) -> list[Member]:

@@ -20,7 +20,7 @@ def draw_curves(tally: Tally, environment: str, path: Path, title: str) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    steps = [tally.steps[s] for s in sorted(tally.steps)]
+    steps = [step for _, step in sorted(tally.steps.items()) if step.groups]  # a revert measured nothing
     versions = [s.version for s in steps]
     figure, panels = plt.subplots(2, 2, figsize=(12, 7.5), layout="constrained")
     figure.suptitle(title, fontsize=13, color=_INK)

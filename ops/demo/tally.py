@@ -122,7 +122,7 @@ class Tally:
     def facts(self, environment: str) -> RunFacts:
         final = max(self.versions, default=-1)
         final_digest = self.versions[final].state_digest if final >= 0 else None
-        steps = [self.steps[s] for s in sorted(self.steps)]
+        steps = [step for _, step in sorted(self.steps.items()) if step.groups]  # a revert measured nothing
         heldout, distinct = self._suite(environment, HELD_OUT), self._suite(environment, DISTINCT)
         both = [s for s in steps if s.mismatch_no_replay is not None]
         deltas = [v for v in self.versions.values() if v.kind == "delta"]

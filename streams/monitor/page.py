@@ -189,6 +189,10 @@ def from_json(data: bytes) -> Page:
 
 
 def _step(page: Page, event: TrainStep) -> Page:
+    if event.groups == 0:  # a revert: it trained on nothing and measured nothing
+        return msgspec.structs.replace(
+            page, steps_done=max(page.steps_done, event.step), lineage=event.lineage
+        )
     mismatch, same, free = event.mismatch, event.mismatch_same_version, event.mismatch_no_replay
     point = StepPoint(
         step=event.step,

@@ -293,6 +293,20 @@ def test_a_whole_flow_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ledger["groups"].accepted, ledger["groups"].shed) == (2, 1)
 
 
+def test_a_plan_that_a_revert_passes_over_is_shed(monkeypatch: pytest.MonkeyPatch) -> None:
+    went_back = msgspec.structs.replace(version(2), kind="revert", reverts_to=0)
+    idle = msgspec.structs.replace(train_step(2, 1), groups=0)
+    reverted = [*flow()[:-3], record(idle), record(went_back), flow()[-1]]
+    ledger = counted(monkeypatch, _reordered(reverted))
+    assert {line.topic: line.missing_ids + line.extra_ids for line in ledger.lines if line.gap} == {}
+    batches = ledger["packed-batches"]
+    assert (batches.received, batches.accepted, batches.shed) == (2, 1, 1)
+    # A plan that knew of the revert has to be trained.
+    later = msgspec.structs.replace(plan(3, 0), newest_revert=2, group_ids=())
+    ledger = counted(monkeypatch, _reordered([*reverted, record(later)]))
+    assert ledger["packed-batches"].gap == 1
+
+
 def _reordered(records: list[Outgoing]) -> list[Outgoing]:
     """The events of group 4 last, since they lie above the committed offsets."""
     return sorted(records, key=lambda r: r.topic in JOINED and r.key == group_id(4).encode())

@@ -110,6 +110,17 @@ class Follow:
     def event(self, lineage: str, version: int) -> WeightVersion | None:
         return self._versions.get(lineage, {}).get(version)
 
+    def with_digest(self, state_digest: str, said: tuple[str, int, str] | None) -> WeightVersion | None:
+        """A version of this state: the one that is `said` (lineage, version, ...) if it is one, else the newest of the
+        followed lineage."""
+        if said is not None:
+            event = self.event(said[0], said[1])
+            if event is not None and event.state_digest == state_digest:
+                return event
+        of_lineage = self._versions.get(self._lineage or "", {})
+        same = [version for version, event in of_lineage.items() if event.state_digest == state_digest]
+        return of_lineage[max(same)] if same else None
+
     def _of_model(self, model: str) -> bool:
         return self._model is None or model == self._model
 

@@ -6,18 +6,22 @@ left, everything gets another chance, later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollwire.consumers.weights.fetched import FetchedStore
 from rollwire.consumers.weights.follow import Follow
 from rollwire.consumers.weights.paths import PathStep, StepKey, plan_path
 from rollwire.consumers.weights.reader import Loaded, load_path
 from rollwire.schemas.errors import ObjectConflict, ObjectMissing, StoreError, WeightError
-from rollwire.schemas.records import WeightVersion
+from rollwire.schemas.records import LinkObject, WeightVersion
 from rollwire.streams.seams.clock import Clock
-from rollwire.streams.seams.store import ObjectInfo, ObjectStore
+from rollwire.streams.seams.store import ObjectStore
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class SubscriberConfig(BaseModel):
@@ -43,8 +47,8 @@ class Held(NamedTuple):
     loaded: Loaded
 
 
-class Got(NamedTuple):
-    loaded: Loaded
+class Got(NamedTuple, Generic[T]):
+    value: T
     stage_ms: float
     fetched_bytes: int
 
@@ -54,14 +58,42 @@ class Failed(NamedTuple):
     refused: bool  # the bytes are wrong, not just away: worth a report
 
 
+class Go(Protocol[T_co]):
+    """Goes a path from what is held; as `load_path`, whose errors it raises."""
+
+    def __call__(
+        self,
+        store: ObjectStore,
+        path: Sequence[PathStep],
+        base: Loaded | None,
+        /,
+        *,
+        entering: Callable[[PathStep], None] | None = None,
+    ) -> T_co: ...
+
+
 class Staging:
-    def __init__(self, store: ObjectStore, clock: Clock, config: SubscriberConfig) -> None:
-        self._store = CountedStore(store)
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        config: SubscriberConfig,
+        *,
+        whole: bool = True,
+        share: float = 1.0,
+    ) -> None:
+        """`whole=False`: parts of the tensors are held, `share` of them, in (0, 1]."""
+        self._store = FetchedStore(store)
+        self._whole = whole
+        self._share = share
         self._clock = clock
         self._config = config
         self._avoid: set[StepKey] = set()
         self._failures = 0
         self._retry_at = 0.0
+
+    def close(self) -> None:
+        self._store.close()
 
     @property
     def due(self) -> bool:
@@ -83,8 +115,12 @@ class Staging:
         self._avoid.clear()
         self._failures = 0
 
-    def load(self, follow: Follow, wanted: WeightVersion, held: Held | None) -> Got | Failed:
+    def load(self, follow: Follow, wanted: WeightVersion, held: Held | None) -> Got[Loaded] | Failed:
         """`held` is not written to."""
+        return self.attempt(follow, wanted, held, load_path)
+
+    def attempt(self, follow: Follow, wanted: WeightVersion, held: Held | None, go: Go[T]) -> Got[T] | Failed:
+        """Plans the cheapest way from `held` to `wanted` and has `go` go it."""
         started, before = self._clock.monotonic_s(), self._store.read_bytes
         base = held if held is not None and held.event.lineage == wanted.lineage else None
         entered: list[PathStep] = []
@@ -95,10 +131,11 @@ class Staging:
                 None if base is None else base.event.version,
                 wanted.version,
                 avoid=self._avoid,
+                slice_share=self._share,
             )
-            loaded = load_path(
-                self._store, path, None if base is None else base.loaded, entering=entered.append
-            )
+            if self._whole:  # a slice reads ranges of objects
+                self._store.expect(objects_of(path))
+            made = go(self._store, path, None if base is None else base.loaded, entering=entered.append)
         except (WeightError, ObjectMissing, ObjectConflict) as error:
             if entered:
                 self._avoid.add(entered[-1].key)
@@ -109,37 +146,11 @@ class Staging:
         except StoreError as error:
             self.later()
             return Failed(f"version {wanted.version}: {error}", refused=False)
-        return Got(loaded, (self._clock.monotonic_s() - started) * 1e3, self._store.read_bytes - before)
+        finally:
+            self._store.expect(())
+        return Got(made, (self._clock.monotonic_s() - started) * 1e3, self._store.read_bytes - before)
 
 
-class CountedStore:
-    """An `ObjectStore` that counts what is read through it."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self.read_bytes = 0
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self._store.create(key, data)
-
-    def get(self, key: str, *, sha256: str | None = None) -> bytes:
-        data = self._store.get(key, sha256=sha256)
-        self.read_bytes += len(data)
-        return data
-
-    def get_range(self, key: str, start: int, end: int) -> bytes:
-        data = self._store.get_range(key, start, end)
-        self.read_bytes += len(data)
-        return data
-
-    def head(self, key: str) -> ObjectInfo | None:
-        return self._store.head(key)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self._store.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
-
-    def probe(self) -> None:
-        self._store.probe()
+def objects_of(path: Sequence[PathStep]) -> list[LinkObject]:
+    """What a path will read, as far as events and links say it: of anchors the manifest does."""
+    return [entry for step in path if step.kind not in ("anchor", "same") for entry in step.source.objects]

@@ -129,6 +129,7 @@ class WeightSubscriber:
                 self._stop.wait(backoff(failures, self._config))
         self._reports.flush(self._config.close_s / 2)
         self._reports.close()
+        self._staging.close()
 
     def _tail(self) -> None:
         """Reads from the beginning (repeats are dropped) until told to stop; raises what the log raises."""
@@ -150,10 +151,10 @@ class WeightSubscriber:
         if isinstance(outcome, Failed):
             self._failed(wanted, outcome)
             return
-        self._held = Held(wanted.event, outcome.loaded)
+        self._held = Held(wanted.event, outcome.value)
         self._staging.done()
         with self._change:
-            self._staged = Staged(wanted.event, outcome.loaded.state, outcome.stage_ms)
+            self._staged = Staged(wanted.event, outcome.value.state, outcome.stage_ms)
             self._fetched, self._channel = outcome.fetched_bytes, wanted.channel
             self._problem = ""
             served = self._served

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -106,3 +106,12 @@ class Target(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Rereadable(Protocol):
+    """A target whose weights outlive the process: after a restart they are read back and built on."""
+
+    def reread(self) -> State:
+        """The served state, whole; not verified. Raises `TargetFailed`."""
+        ...

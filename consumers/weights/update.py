@@ -1,0 +1,73 @@
+"""From a path to an update of what is held: in place, and verified whole before a byte of it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rollwire.consumers.weights.parts import Choose, prepare_parts
+from rollwire.consumers.weights.paths import PathStep
+from rollwire.consumers.weights.reader import Loaded, check_result, load_path, read_shards, shards_of
+from rollwire.consumers.weights.targets.scatter import Scatter
+from rollwire.consumers.weights.targets.target import Change
+from rollwire.kernels.delta.prepare import Prepared, prepare_delta
+from rollwire.kernels.digest import StateDigest
+from rollwire.kernels.tensors import State
+from rollwire.streams.seams.store import ObjectStore
+
+
+class Made(NamedTuple):
+    """`change` is None: `state` is the version, in arrays of its own. Else `state` becomes it by the change."""
+
+    state: State
+    digest: StateDigest  # of the version
+    change: Change | None
+    changed: frozenset[str] | None  # tensors; None = any may
+
+
+class Maker:
+    """`Go` for arrays that are held. `into`: arrays that serve though nothing is known of their bits: they are to become
+    the version as well; {} or None = there are none, and the first version brings its own.
+    """
+
+    def __init__(self, *, into: State | None, choose: Choose | None, threads: int) -> None:
+        self._into = into
+        self._choose = choose
+        self._threads = threads
+
+    def __call__(
+        self,
+        store: ObjectStore,
+        path: Sequence[PathStep],
+        base: Loaded | None,
+        /,
+        *,
+        entering: Callable[[PathStep], None] | None = None,
+    ) -> Made:
+        """Writes to nothing that is held. Raises as `load_path`."""
+        step = _only(path)
+        if base is not None and step is not None and not (step.backwards and self._choose):
+            # The ordinary case: the next version. Only the changed elements are ever in memory twice.
+            if entering is not None:
+                entering(step)
+            prepared = self._prepare(store, step, base)
+            check_result(path[-1].event, prepared.digest)
+            return Made(base.state, prepared.digest, prepared, prepared.names)
+        loaded = load_path(store, path, base, choose=self._choose, entering=entering)
+        held = self._into if base is None else base.state
+        if not held:
+            return Made(loaded.state, loaded.digest, None, None)
+        scatter = Scatter(held, loaded.state)
+        return Made(held, loaded.digest, scatter, scatter.names)
+
+    def _prepare(self, store: ObjectStore, step: PathStep, base: Loaded) -> Prepared:
+        if self._choose is not None:
+            return prepare_parts(store, base.state, base.digest, shards_of(store, step.source))
+        shards = read_shards(store, step)
+        return prepare_delta(base.state, base.digest, shards, backwards=step.backwards, threads=self._threads)
+
+
+def _only(path: Sequence[PathStep]) -> PathStep | None:
+    """The one delta of a path that reads just this, beside versions of the same state."""
+    real = [step for step in path if step.kind != "same"]
+    return real[0] if len(real) == 1 and not real[0].full else None

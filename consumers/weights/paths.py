@@ -14,7 +14,7 @@ written by somebody who was never committed, and is passed over.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from rollwire.kernels.tensors import CHUNK_ELEMENTS
@@ -113,16 +113,22 @@ def plan_path(
     every tensor that is held, in (0, 1]. Equal costs: fewer steps. Raises `WeightError` where no way leads there.
     """
     known = known_versions(events)
+    steps = every_step(known, links, slice_share)
+    path = cheapest((step for step in steps if step.key not in avoid), have, want)
+    if path is None:
+        raise WeightError(_no_way(known, have, want, len(avoid)))
+    return path
+
+
+def cheapest(steps: Iterable[PathStep], have: int | None, want: int) -> list[PathStep] | None:
+    """The cheapest way over `steps`; None where there is none."""
     if have == want:
         return []
     onwards: dict[int | None, list[PathStep]] = {}
-    for step in every_step(known, links, slice_share):
-        if step.key not in avoid:
-            onwards.setdefault(step.base, []).append(step)
+    for step in steps:
+        onwards.setdefault(step.base, []).append(step)
     reached = _reach(onwards, have, want)
-    if want not in reached:
-        raise WeightError(_no_way(known, have, want, len(avoid)))
-    return _walk_back(reached, want)
+    return _walk_back(reached, want) if want in reached else None
 
 
 def known_versions(events: Sequence[WeightVersion]) -> dict[int, WeightVersion]:
@@ -196,7 +202,7 @@ def _equal_states(known: dict[int, WeightVersion]) -> Iterator[PathStep]:
         before = last.get(event.state_digest)
         if before is not None:
             yield PathStep(event, "same", before.version, event, False, 0)
-            yield PathStep(before, "same", event.version, event, True, 0)
+            yield PathStep(before, "same", event.version, event, False, 0)
         last[event.state_digest] = event
 
 

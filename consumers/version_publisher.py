@@ -77,6 +77,7 @@ class VersionPublisher:
         publish_deadline_s: float = 120.0,
         commit_deadline_s: float = 60.0,
         clock: Clock | None = None,
+        snapshots: SnapshotPublisher | None = None,
     ) -> None:
         self._log = log
         self._store = store
@@ -105,7 +106,7 @@ class VersionPublisher:
             logged=lambda number: self._history().digest(number),
             books=books.start(self._config.max_uncommitted),
         )
-        self._publisher = SnapshotPublisher(
+        self._publisher = snapshots or SnapshotPublisher(
             store, model=model, lineage=lineage, config=config, hf_config=hf_config, clock=self._clock
         )
 

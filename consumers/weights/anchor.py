@@ -44,6 +44,35 @@ class AnchorFile(NamedTuple):
     data: bytes
 
 
+class AnchorPlan(NamedTuple):
+    """Which tensors go into which file, before a byte of them is read."""
+
+    files: tuple[tuple[str, tuple[str, ...]], ...]  # name of the file, names of its tensors
+    others: tuple[
+        AnchorFile, ...
+    ]  # the index where there are several shards, `config.json` where it is known
+
+
+def plan_anchor(
+    nbytes: Mapping[str, int], *, shard_bytes: int, hf_config: Mapping[str, Any] | None = None
+) -> AnchorPlan:
+    """`nbytes`: size of each tensor. The same for equal sizes, whatever the order of the mapping."""
+    split = split_state_dict_into_shards_factory(
+        {name: nbytes[name] for name in sorted(nbytes)},
+        get_storage_size=lambda size: size,
+        filename_pattern=PATTERN,
+        max_shard_size=shard_bytes,
+    )
+    others: list[AnchorFile] = []
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        others.append(AnchorFile(INDEX_FILE, _json(index)))
+    if hf_config is not None:
+        others.append(AnchorFile(CONFIG_FILE, _json(hf_config)))
+    files = tuple((file, tuple(names)) for file, names in split.filename_to_tensors.items())
+    return AnchorPlan(files, tuple(others))
+
+
 def write_anchor(
     state: State, *, shard_bytes: int, hf_config: Mapping[str, Any] | None = None
 ) -> list[AnchorFile]:
@@ -51,22 +80,9 @@ def write_anchor(
 
     Equal states give equal bytes, whatever the order of the mapping. Raises `StateMismatch` for an unknown dtype.
     """
-    for name, t in state.items():
-        if t.dtype not in _SPELLING:
-            raise StateMismatch(f"{name}: safetensors has no dtype {t.dtype!r}")
-    split = split_state_dict_into_shards_factory(
-        {name: state[name] for name in sorted(state)},
-        get_storage_size=lambda t: t.nbytes,
-        filename_pattern=PATTERN,
-        max_shard_size=shard_bytes,
-    )
-    files = [AnchorFile(file, _serialize(state, names)) for file, names in split.filename_to_tensors.items()]
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        files.append(AnchorFile(INDEX_FILE, _json(index)))
-    if hf_config is not None:
-        files.append(AnchorFile(CONFIG_FILE, _json(hf_config)))
-    return files
+    sizes = {name: t.nbytes for name, t in state.items()}
+    plan = plan_anchor(sizes, shard_bytes=shard_bytes, hf_config=hf_config)
+    return [*(AnchorFile(file, anchor_file(state, names)) for file, names in plan.files), *plan.others]
 
 
 def read_anchor(files: Sequence[AnchorFile]) -> dict[str, Tensor]:
@@ -129,7 +145,11 @@ def read_extents(file: str, head: bytes, size: int) -> dict[str, Extent]:
     return extents
 
 
-def _serialize(state: State, names: Sequence[str]) -> bytes:
+def anchor_file(state: State, names: Sequence[str]) -> bytes:
+    """One safetensors file of whole tensors. Raises `StateMismatch` for an unknown dtype."""
+    for name in names:
+        if state[name].dtype not in _SPELLING:
+            raise StateMismatch(f"{name}: safetensors has no dtype {state[name].dtype!r}")
     # The arrays outlive the call, as safetensors demands of what it gets by address.
     held = {name: np.ascontiguousarray(state[name].bits) for name in sorted(names)}
     specs = {

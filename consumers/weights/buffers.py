@@ -153,12 +153,8 @@ def _make(layout: tuple[_Slot, ...], allocate: Allocate) -> _Arena:
     for slot in layout:
         lane = lane_dtype(slot.dtype)
         bits_N = memory[slot.offset : slot.offset + slot.elements * lane.itemsize].view(lane)
-        state[slot.name] = _tensor(slot, bits_N)
+        state[slot.name] = Tensor(slot.dtype, slot.shape, bits_N, slot.start)
     return _Arena(layout, memory, state)
-
-
-def _tensor(slot: _Slot, bits_N: NDArray[Any]) -> Tensor:
-    return Tensor(slot.dtype, slot.shape, bits_N)
 
 
 def _touched(size: int) -> NDArray[np.uint8]:

@@ -18,12 +18,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollwire.consumers.weights.buffers import BufferPool
+from rollwire.consumers.weights.buffers import BufferPool, Source
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.consumers.weights.sources import NamedTensors, sources_of
 from rollwire.kernels.digest import StateDigest
@@ -51,6 +51,11 @@ class PublisherConfig(BaseModel):
         ge=1,
         le=2,
         description="Versions submitted but not committed; beyond that `submit` waits (law 3: two).",
+    )
+    coder: Literal["gap", "context"] = Field(
+        default="gap",
+        description="Of the deltas: gap is quick and runs backwards as it is; context is a third smaller and slower, for "
+        "fleets behind thin lines, and needs a link of its own for the way back.",
     )
     shard_bytes: int = Field(default=64 << 20, ge=1, description="Size of a delta's objects, about; bytes.")
     anchor_shard_bytes: int = Field(
@@ -99,6 +104,16 @@ class _Item:
         self.held: Held | None = None  # set when its objects stand in the store
 
 
+class VersionWriter(Protocol):
+    """Puts one version into the store. `SnapshotWriter` holds whole states, `adapters.sharded_writer` a rank's parts."""
+
+    def write_first(self, version: int, step: int, state: State, published_us: int) -> Held: ...
+
+    def write_next(
+        self, base: Held, version: int, step: int, state: State, published_us: int, *, anchor: bool
+    ) -> Held: ...
+
+
 class SnapshotPublisher:
     """Thread-safe; its background work is one task of `work`, a thread by default. States that are handed in belong to the
     publisher and are never written to."""
@@ -113,11 +128,12 @@ class SnapshotPublisher:
         hf_config: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
         work: Work | None = None,
+        writer: VersionWriter | None = None,
     ) -> None:
         self._config = config or PublisherConfig()
         self._work = work or Threads()
         self._clock = clock or SystemClock()
-        self._writer = SnapshotWriter(
+        self._writer: VersionWriter = writer or SnapshotWriter(
             store,
             model=model,
             lineage=lineage,
@@ -125,6 +141,7 @@ class SnapshotPublisher:
             anchor_shard_bytes=self._config.anchor_shard_bytes,
             threads=self._config.threads,
             hf_config=hf_config,
+            coder=self._config.coder,
         )
         self._model = model
         self._lineage = lineage
@@ -263,8 +280,13 @@ class SnapshotPublisher:
                 self._failed = None
             self._change.notify_all()
 
-    def resume(self, event: WeightVersion, state: State) -> None:
+    def copy(self, sources: Mapping[str, Source]) -> State:
+        """A copy in pooled memory, to be submitted next. For trainers whose tensors are not all in one process."""
+        return self._pool.fill(sources)
+
+    def resume(self, event: WeightVersion, state: State, digest: StateDigest | None = None) -> None:
         """After a restart: `event` is the last committed version, `state` its weights (owned by the publisher now).
+        Of parts, `digest` is the whole state's.
 
         Raises `DigestMismatch` where the state is not that version's, `WeightError` for another lineage or while
         versions are open.
@@ -273,7 +295,10 @@ class SnapshotPublisher:
             raise WeightError(
                 f"version {event.version} is of {event.model}/{event.lineage}, not {self._model}/{self._lineage}"
             )
-        digest = StateDigest.of(state)
+        if digest is None:
+            digest = StateDigest.of(state)
+        else:
+            digest.check(state)
         if digest.hex != event.state_digest:
             raise DigestMismatch(
                 f"version {event.version} is {event.state_digest[:16]}, the restored state {digest.hex[:16]}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from rollwire.consumers.weights.anchor import safetensors_head, write_anchor
+from rollwire.consumers.weights.anchor import AnchorFile, safetensors_head, write_anchor
 from rollwire.consumers.weights.keys import anchor_key, sha256_hex, sums_key
 from rollwire.consumers.weights.links import put_shards
 from rollwire.consumers.weights.manifest import (
@@ -72,9 +72,26 @@ class SnapshotWriter:
     def write_first(self, version: int, step: int, state: State, published_us: int) -> Held:
         """A version that needs no other one: an anchor."""
         digest = StateDigest.of(state)
-        total = sum(t.elements for t in state.values())
-        claim, stored = self.write_anchor(version, step, state, digest)
-        event = WeightVersion(
+        written = self.write_anchor(version, step, state, digest)
+        return Held(
+            self.first_version(version, step, layout_of_state(state), digest, written, published_us),
+            state,
+            digest,
+        )
+
+    def first_version(
+        self,
+        version: int,
+        step: int,
+        layout: Layout,
+        digest: StateDigest,
+        written: tuple[Claim, int],
+        published_us: int,
+    ) -> WeightVersion:
+        """The event of a version whose snapshot (`write_anchor_manifest`'s answer) stands in the store."""
+        claim, stored = written
+        total = sum(math.prod(shape) for _, shape in layout.values())
+        return WeightVersion(
             model=self._model,
             lineage=self._lineage,
             version=version,
@@ -85,13 +102,12 @@ class SnapshotWriter:
             anchor=claim,
             checkpoint=None,
             state_digest=digest.hex,
-            full_bytes=_full_bytes(layout_of_state(state)),
+            full_bytes=_full_bytes(layout),
             stored_bytes=stored,
             changed_elements=total,
             total_elements=total,
             published_us=published_us,
         )
-        return Held(event, state, digest)
 
     def write_next(
         self, base: Held, version: int, step: int, state: State, published_us: int, *, anchor: bool
@@ -177,27 +193,40 @@ class SnapshotWriter:
 
     def write_anchor(self, version: int, step: int, state: State, digest: StateDigest) -> tuple[Claim, int]:
         """A full snapshot of whole tensors: its files, its chunk sums and its manifest; the bytes of all of them."""
-        objects: list[ObjectEntry] = []
-        for file, data in write_anchor(
-            state, shard_bytes=self._anchor_shard_bytes, hf_config=self._hf_config
-        ):
-            sha256 = sha256_hex(data)
-            entry = ObjectEntry(
-                key=anchor_key(self._model, sha256, file),
-                size=len(data),
-                sha256=sha256,
-                file=file,
-                head=safetensors_head(file, data),
-            )
-            self._store.create(entry.key, data)
-            objects.append(entry)
+        files = write_anchor(state, shard_bytes=self._anchor_shard_bytes, hf_config=self._hf_config)
+        objects = [self.put_anchor_file(file) for file in files]
+        tensors = [TensorEntry(name, t.dtype, t.shape, tensor_blake3(t)) for name, t in sorted(state.items())]
+        return self.write_anchor_manifest(version, step, tensors, digest, objects)
+
+    def put_anchor_file(self, file: AnchorFile) -> ObjectEntry:
+        sha256 = sha256_hex(file.data)
+        entry = ObjectEntry(
+            key=anchor_key(self._model, sha256, file.file),
+            size=len(file.data),
+            sha256=sha256,
+            file=file.file,
+            head=safetensors_head(file.file, file.data),
+        )
+        self._store.create(entry.key, file.data)
+        return entry
+
+    def write_anchor_manifest(
+        self,
+        version: int,
+        step: int,
+        tensors: Sequence[TensorEntry],
+        digest: StateDigest,
+        objects: Sequence[ObjectEntry],
+    ) -> tuple[Claim, int]:
+        """The chunk sums and the manifest of a snapshot whose files stand in the store, whoever wrote them; `tensors` by
+        name. The manifest's claim, and the bytes of everything."""
         packed = encode_sums(digest)
         sums: Claim | None = None
         if packed:
             sha256 = sha256_hex(packed)
             sums = Claim(key=sums_key(self._model, sha256), size=len(packed), sha256=sha256)
             self._store.create(sums.key, packed)
-        total = sum(t.elements for t in state.values())
+        total = sum(math.prod(entry.shape) for entry in tensors)
         manifest = Manifest(
             format=FORMAT,
             model=self._model,
@@ -208,12 +237,10 @@ class SnapshotWriter:
             coder="",
             base=None,
             state_digest=digest.hex,
-            full_bytes=_full_bytes(layout_of_state(state)),
+            full_bytes=_full_bytes({entry.name: (entry.dtype, entry.shape) for entry in tensors}),
             changed_elements=total,
             total_elements=total,
-            tensors=tuple(
-                TensorEntry(name, t.dtype, t.shape, tensor_blake3(t)) for name, t in sorted(state.items())
-            ),
+            tensors=tuple(tensors),
             objects=tuple(objects),
             sums=sums,
         )

@@ -124,3 +124,52 @@ def history(
         command = f"rollwire chaos history --seconds {seconds:g} --every {every:g} --control-seconds {control_seconds:g} --rate {rate:g} --seed {seed}"
         write_figures(json, command, figures(outcome))
     return 0 if outcome.ok else 1
+
+
+@app.command
+def weights(
+    *,
+    every: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    kills: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 20,
+    seed: int = 0,
+    dir: Annotated[
+        Path | None,
+        Parameter(help="Use the stack that runs there, under a new prefix and in a new bucket."),
+    ] = None,
+    keep: Annotated[bool, Parameter(negative="", help="Keep the logs, however it ends.")] = False,
+    json: Json = None,
+) -> int:
+    """Kill who publishes and who follows weights at every effect, and break the store's word; all must be bit-equal or untouched.
+
+    Each cell is a run of five versions with one death in it, before or after one put, get, transaction, report, swap or change
+    in a folder; then the next life has to bring it to its end. Other cells cut uploads and downloads, lose replies, damage
+    bytes, and publish what is wrong. Exit code 1 where a cell fails; then the logs stay.
+
+    Parameters
+    ----------
+    every
+        Take each n-th cell of every part.
+    kills
+        Kills at random points of a replica that writes a folder.
+    seed
+        Seed of these points.
+    """
+    from rollwire.ops.chaos.report import console_of
+    from rollwire.ops.chaos.weights.report import figures, print_outcome, print_result
+    from rollwire.ops.chaos.weights.run import MatrixOptions, run_matrix
+    from rollwire.ops.figures import write_figures
+    from rollwire.ops.logs import configure_logging
+
+    configure_logging("error")  # what is broken on purpose makes many warnings
+    console = console_of()
+    options = MatrixOptions(every=every, kills=kills, seed=seed, dir=dir, keep=keep)
+    try:
+        outcome = run_matrix(options, lambda result: print_result(console, result))
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was judged\n")
+        return 130
+    print_outcome(outcome)
+    if json is not None:
+        command = f"rollwire chaos weights --every {every} --kills {kills} --seed {seed}"
+        write_figures(json, command, figures(outcome))
+    return 0 if outcome.ok else 1

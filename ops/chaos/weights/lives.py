@@ -25,7 +25,7 @@ from rollwire.streams.seams.store import ObjectStore
 Role = Literal["publish", "follow"]
 _log = structlog.get_logger()
 _START_S: Final = 60.0
-_TICK_S: Final = 0.02
+_KILL_S: Final = 30.0
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -108,6 +108,7 @@ class _ThreadLife:
 
     def kill(self) -> None:
         self._effects.dead.set()
+        self._thread.join(_KILL_S)  # its threads end with it, so that nothing of it is left over in the next cell
 
     def _run(self, task: Task, log: Log, store: ObjectStore) -> None:
         try:

@@ -15,7 +15,7 @@ from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.verify import verify_version
 from rollwire.ops.chaos.weights.effects import SIDES, Crash
 from rollwire.ops.chaos.weights.lives import Ended, Life, Lives, MemoryLives, Task
-from rollwire.ops.chaos.weights.roles import WAIT_S, events_of, replica_of
+from rollwire.ops.chaos.weights.roles import WAIT_S, events_of, links_of, replica_of
 from rollwire.ops.chaos.weights.states import LAST, PUBLISHER, digest_of, model_of, state_of
 from rollwire.schemas.errors import DeadlineExceeded, RollwireError
 from rollwire.schemas.records import FleetStatus, WeightVersion
@@ -57,9 +57,9 @@ def crashes(seen: Mapping[str, int]) -> list[Crash]:
     ]
 
 
-def publisher_cell(bench: Bench, crash: Crash | None) -> Ended:
-    """Who publishes dies there. A replica follows all the while and compares whatever it serves. Returns how the first
-    life ended: without a crash, with the effects that it had. Raises `CellFailed`."""
+def publisher_cell(bench: Bench, crash: Crash | None) -> dict[str, int]:
+    """Who publishes dies there. A replica follows all the while and compares whatever it serves. Returns the effects of a
+    life without a crash. Raises `CellFailed`."""
     lineage = new_lineage()
     watcher = MemoryLives(bench.log, bench.store).start(Task("follow", lineage, LAST))
     try:
@@ -67,19 +67,19 @@ def publisher_cell(bench: Bench, crash: Crash | None) -> Ended:
         if crash is not None:
             _died_there(first, crash)
             judge_versions(bench, lineage, complete=False)
-            _ended_well(
+            ended_well(
                 end_of(bench.lives.start(Task("publish", lineage, LAST)), "the next life"), "the next life"
             )
         else:
-            _ended_well(first, "who publishes")
+            ended_well(first, "who publishes")
         judge_versions(bench, lineage, complete=True)
-        _ended_well(end_of(watcher, "the replica beside it"), "the replica beside it")
+        ended_well(end_of(watcher, "the replica beside it"), "the replica beside it")
     finally:
         watcher.kill()
-    return first
+    return dict(first.seen)
 
 
-def replica_cell(bench: Bench, crash: Crash | None) -> Ended:
+def replica_cell(bench: Bench, crash: Crash | None) -> dict[str, int]:
     """Who follows dies there. Each version is committed when the one before it is said to be served, so that the path is
     always the same. As `publisher_cell`."""
     lineage = new_lineage()
@@ -88,7 +88,7 @@ def replica_cell(bench: Bench, crash: Crash | None) -> Ended:
     reports = Reports(bench.log, lineage)
     life: Life | None = None
     try:
-        _commit(writer, events[0])
+        commit_event(writer, events[0])
         life = bench.lives.start(Task("follow", lineage, LAST, crash))
         fed, first = 0, None
         deadline = time.monotonic() + WAIT_S
@@ -97,14 +97,14 @@ def replica_cell(bench: Bench, crash: Crash | None) -> Ended:
                 judge_status(status)
                 if status.state == "swapped" and status.version == fed < LAST:
                     fed += 1
-                    _commit(writer, events[fed])
+                    commit_event(writer, events[fed])
             end = life.ended()
             if end is None:
                 if time.monotonic() > deadline:
                     raise CellFailed(f"version {fed} was not served within {WAIT_S:g} s")
                 continue
             if first is not None or crash is None:
-                _ended_well(end, "who follows" if first is None else "the next life")
+                ended_well(end, "who follows" if first is None else "the next life")
                 first = first or end
                 break
             _died_there(end, crash)
@@ -114,7 +114,7 @@ def replica_cell(bench: Bench, crash: Crash | None) -> Ended:
         last = [status.state for status in reports.all][-2:]
         if last != ["swapped", "stopped"] or reports.all[-1].version != LAST:
             raise CellFailed(f"the last reports are {last} of version {reports.all[-1].version}")
-        return first
+        return dict(first.seen)
     finally:
         reports.close()
         writer.close()
@@ -133,19 +133,19 @@ def judge_versions(bench: Bench, lineage: str, *, complete: bool) -> None:
             raise CellFailed(f"version {event.version} has the digest {event.state_digest[:16]}, not its own")
     for number in numbers if complete else numbers[-1:]:
         try:
-            verify_version(bench.store, events, number)
+            verify_version(bench.store, events, links_of(bench.log, lineage), number)
         except RollwireError as error:
             raise CellFailed(f"version {number} is visible and cannot be read: {error}") from error
 
 
-def judge_status(status: FleetStatus) -> None:
-    """A replica says that it serves what it serves. Raises `CellFailed`."""
+def judge_status(status: FleetStatus, refused: str = "") -> None:
+    """A replica says that it serves what it serves. `refused`: it may refuse a version for this. Raises `CellFailed`."""
     digest = "" if status.version < 0 else digest_of(status.version)
     if status.state_digest != digest:
         raise CellFailed(
             f"{status.state}: version {status.version} with the digest {status.state_digest[:16]}"
         )
-    if status.state == "refused":
+    if status.state == "refused" and not (refused and refused in status.reason):
         raise CellFailed(f"version {status.wanted_version} was refused: {status.reason}")
 
 
@@ -193,7 +193,7 @@ def stored(store: ObjectStore, lineage: str) -> list[WeightVersion]:
         publisher.close(WAIT_S)
 
 
-def _commit(writer: Writer, event: WeightVersion) -> None:
+def commit_event(writer: Writer, event: WeightVersion) -> None:
     writer.write([outgoing(event, source="rollwire/chaos", time_us=event.published_us)])
 
 
@@ -215,18 +215,18 @@ def _died_there(end: Ended, crash: Crash) -> None:
         raise CellFailed(f"it was to die {crash}, and ended with exit code {end.code}: {end.why}")
 
 
-def _ended_well(end: Ended, who: str) -> None:
+def ended_well(end: Ended, who: str) -> None:
     if end.code != 0:
         raise CellFailed(f"{who} ended with exit code {end.code}: {end.why}")
 
 
-def run_cell(
-    part: str, bench: Bench, run: Callable[[Bench, Crash | None], object], crash: Crash | None
-) -> Result:
-    """One cell, judged."""
+def judged(part: str, name: str, cell: Callable[[], object]) -> Result:
+    """One cell, judged. What is no error of ours, a timeout below say, is a finding too."""
     began, problem = time.monotonic(), ""
     try:
-        run(bench, crash)
-    except RollwireError as error:
-        problem = str(error) if isinstance(error, CellFailed) else f"{type(error).__name__}: {error}"
-    return Result(part, "nobody dies" if crash is None else str(crash), time.monotonic() - began, problem)
+        cell()
+    except CellFailed as failed:
+        problem = str(failed)
+    except Exception as error:  # noqa: BLE001  # a cell must not end the matrix
+        problem = f"{type(error).__name__}: {error}"
+    return Result(part, name, time.monotonic() - began, problem)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
 from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber
 from rollwire.kernels.tensors import State, Tensor
@@ -17,7 +17,7 @@ from rollwire.ops.chaos.weights.effects import Effects
 from rollwire.ops.chaos.weights.seams import CrashLog, CrashStore
 from rollwire.ops.chaos.weights.states import PUBLISHER, model_of, same_bits, state_of
 from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch
-from rollwire.schemas.records import WeightVersion
+from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.scan import scan
@@ -32,6 +32,12 @@ def events_of(log: Log, lineage: str) -> list[WeightVersion]:
     """The committed versions of a lineage, in order, repeats included."""
     found = (decode_record(record) for record in scan(log, ["weight-versions"]))
     return [event for event in found if isinstance(event, WeightVersion) and event.lineage == lineage]
+
+
+def links_of(log: Log, lineage: str) -> list[WeightLink]:
+    """The further ways between versions of a lineage, in the order of the log."""
+    found = (decode_record(record) for record in scan(log, ["weight-links"]))
+    return [link for link in found if isinstance(link, WeightLink) and link.lineage == lineage]
 
 
 def publish(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effects) -> None:
@@ -50,12 +56,10 @@ def publish(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effe
             last = max(events, key=lambda event: event.version)
             begin = last.version + 1
             publisher.resume(last, load_version(store, plan_path(events, (), None, last.version), None))
-        ahead = publisher.submit(begin, begin, state_of(begin)) if begin <= upto else None
+        ahead = publisher.publish(begin, state_of(begin)) if begin <= upto else None
         for version in range(begin, upto + 1):
             stored = ahead
-            ahead = (
-                publisher.submit(version + 1, version + 1, state_of(version + 1)) if version < upto else None
-            )
+            ahead = publisher.publish(version + 1, state_of(version + 1)) if version < upto else None
             if stored is None:
                 break
             event = stored.result(WAIT_S)

@@ -7,7 +7,7 @@ from typing import Final
 
 from rollwire.ops.chaos.weights.effects import Effects
 from rollwire.schemas.codec import decode
-from rollwire.schemas.records import FleetStatus, WeightVersion
+from rollwire.schemas.records import FleetStatus, WeightLink, WeightVersion
 from rollwire.streams.seams.log import (
     Log,
     Outgoing,
@@ -58,7 +58,7 @@ def folder_of(key: str) -> str:
 
 
 def names_of(records: Sequence[Outgoing]) -> list[str]:
-    """The effects that writing these records is: an event of a version, a report of a replica, or its topic."""
+    """The effects that writing these records is: an event of a version, a way between versions, a report of a replica, or its topic."""
     return [_name_of(record) for record in records]
 
 
@@ -66,6 +66,8 @@ def _name_of(record: Outgoing) -> str:
     event = decode(record.topic, record.value, record.headers, record.key or b"")
     if isinstance(event, WeightVersion):
         return f"write version {event.version}"
+    if isinstance(event, WeightLink):
+        return f"link {event.kind} {event.base_version}>{event.version}"
     if isinstance(event, FleetStatus):
         return f"report {event.state} {event.wanted_version}"
     return f"write {record.topic}"

@@ -9,18 +9,18 @@ import numpy as np
 
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.digest import StateDigest
-from rollwire.kernels.tensors import State, Tensor, tensor
+from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, tensor
 
 LAST: Final = 4
 """Versions 0 to LAST: an anchor, a delta, a delta with an anchor beside it, one that changes nothing, a delta; and LAST is a
 skip of four versions away from the first."""
 
 EMPTY: Final = 3  # the version that changes nothing
-_WIDE: Final = (1 << 20) + 1_000  # more than one piece, so that a delta has more than one shard
+_WIDE: Final = 2 * CHUNK_ELEMENTS + 1_000  # three chunks, so that a delta has several shards
 _DENSITY: Final = 0.002
 
 PUBLISHER: Final = PublisherConfig(
-    anchor_every=2, shard_bytes=1, anchor_shard_bytes=1 << 20, submit_timeout_s=60.0
+    anchor_every=2, shard_bytes=1, anchor_shard_bytes=CHUNK_ELEMENTS, submit_timeout_s=60.0
 )
 
 

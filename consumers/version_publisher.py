@@ -103,7 +103,7 @@ class VersionPublisher:
             publish_deadline_s=publish_deadline_s,
             commit_deadline_s=commit_deadline_s,
             committed=self._on_committed,
-            logged=lambda number: self._history().digest(number),
+            logged=lambda number: self._history().version(number),
             books=books.start(self._config.max_uncommitted),
         )
         self._publisher = snapshots or SnapshotPublisher(
@@ -156,6 +156,24 @@ class VersionPublisher:
             steps[-1].plan_digest if steps else None,
             history.reverts.newest,
         )
+
+    def way(self) -> list[WeightVersion]:
+        """Versions that lead from nothing to the last one; none for a new lineage. For a trainer that holds its weights in
+        parts: instead of `start` it reads them itself, then calls `resume`."""
+        versions = self._history().versions
+        if not versions:
+            return []
+        return [step.event for step in plan_path(versions, [], None, versions[-1].version)]
+
+    def resume(self, last: WeightVersion) -> None:
+        """`last` is the last version of the lineage, and the snapshot publisher was resumed from it."""
+        self._committer.resume(last.version, {})
+        self._version = self._committed = last.version
+        self._last = last
+
+    def wait_for_room(self) -> None:
+        """Until the next version may be handed over. Raises what stopped an earlier one, `DeadlineExceeded`."""
+        self._wait_below(self._config.max_uncommitted)
 
     def publish(self, state: NamedTensors, step: TrainStep, *, copy: bool = False) -> None:
         """Hands over the weights that `step` made; a `State` belongs to the publisher from then on. With `copy` they may

@@ -80,8 +80,8 @@ class _Open:
 
 
 class Committer:
-    """Owns the transactional producer and one background task. `logged` asks the log for the state digest of a version,
-    None where it is not there; `books` begin empty.
+    """Owns the transactional producer and one background task. `logged` asks the log for a version, None where it is
+    not there; `books` begin empty.
 
     `take` and everything below it are called by the trainer's thread.
     """
@@ -98,7 +98,7 @@ class Committer:
         publish_deadline_s: float,
         commit_deadline_s: float,
         committed: Callable[[WeightVersion, TrainStep | None], None],
-        logged: Callable[[int], str | None],
+        logged: Callable[[int], WeightVersion | None],
         books: Books | None = None,
         work: Work | None = None,
     ) -> None:
@@ -268,7 +268,9 @@ class Committer:
         """Learns the outcome; whether the step is committed. Another trainer may have stepped in meanwhile: what it
         committed counts as ours only if it is the same to the bit."""
         made = ready.version
-        digest = self._logged(made.version)
+        there = self._logged(made.version)
+        self._check_reverted(made, there)
+        digest = None if there is None else there.state_digest
         offsets = self._log.committed(self._group, list(step.taken.offsets))
         if ready.step is None or dict(step.entry.before) == dict(step.entry.after):
             # Offsets that do not move tell nothing: the version does.
@@ -289,6 +291,15 @@ class Committer:
             self._on_committed(ready.version, ready.step)
         self._enter(lambda books: books.settle(landed=found))
         return found
+
+    def _check_reverted(self, made: WeightVersion, there: WeightVersion | None) -> None:
+        """Raises `Fenced` where the lineage was taken back meanwhile, in place of this version or right after it."""
+        after = self._logged(made.version + 1)
+        taken_back = there is not None and there.reverts_to != made.reverts_to
+        if taken_back or (after is not None and after.reverts_to is not None):
+            raise Fenced(
+                f"while version {made.version} was committed the lineage was taken back: start again, it goes on from there"
+            )
 
     def _enter(self, change: Callable[[Books], Books]) -> None:
         with self._changed:

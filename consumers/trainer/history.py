@@ -35,9 +35,9 @@ class History(NamedTuple):
     steps: tuple[TrainStep, ...]
     reverts: Reverts = NO_REVERTS
 
-    def digest(self, version: int) -> str | None:
-        """The state digest of a version; None where it is not there."""
-        return next((one.state_digest for one in self.versions if one.version == version), None)
+    def version(self, number: int) -> WeightVersion | None:
+        """None where it is not there."""
+        return next((one for one in self.versions if one.version == number), None)
 
     def line(self, version: int) -> tuple[TrainStep, ...]:
         """The steps that `version` was made by, in order; a revert is one, behind those of the version it went back to."""

@@ -49,7 +49,7 @@ class Run(NamedTuple):
 class Pipeline:
     """When it is made, an older trainer is fenced and its last transaction is decided."""
 
-    def __init__(self, run: Run, *, logged: Callable[[int], str | None]) -> None:
+    def __init__(self, run: Run, *, logged: Callable[[int], WeightVersion | None]) -> None:
         config = run.config
         self._last: WeightVersion | None = None
         self._committed_version = -1

@@ -58,7 +58,8 @@ def plan_reversion(
     Raises `WeightError` for a version that cannot be gone back to, with those that can; `OffsetLost` where the consumer
     group does not stand at the end of the last step.
     """
-    newest = _newest(history, to)
+    check_restorable(history, to, beginnings)
+    newest = history.versions[-1]
     partitions = trained_partitions(history)
     stands = tuple(committed.get(p, -1) for p in partitions)
     trained = range_ends(history.steps[-1].consumed, len(partitions))
@@ -67,7 +68,6 @@ def plan_reversion(
             f"the consumer group stands at {stands}, step {history.steps[-1].step} ended at {trained}: its offsets were "
             "reset or belong to another run"
         )
-    check_restorable(history, to, beginnings)
     consumed = tuple(
         OffsetRange(topic=p.topic, partition=p.partition, start=start, end=max(start, ends[p]))
         for p, start in zip(partitions, trained, strict=True)
@@ -83,8 +83,15 @@ def trained_partitions(history: History) -> list[TopicPartition]:
 
 
 def check_restorable(history: History, to: int, beginnings: Mapping[TopicPartition, int]) -> None:
-    """A trainer that starts after the revert comes to the state of `to`: by its checkpoint, or by the nearest one that
-    leads there and the plans from it on. Raises `WeightError`."""
+    """`to` is an older version, and a trainer that starts after the revert comes to its state: by its checkpoint, or by the
+    nearest one that leads there and the plans from it on. Raises `WeightError`."""
+    if not history.versions:
+        raise WeightError("the lineage has no version")
+    newest = history.versions[-1].version
+    if to == newest:
+        raise WeightError(f"version {to} is the newest: there is nothing to go back from")
+    if not 0 <= to < newest:
+        raise WeightError(f"version {to} is not known; known are 0 to {newest}")
     checkpoint, steps = history.way_to(to)
     try:
         check_kept(history, checkpoint, steps, beginnings)
@@ -153,14 +160,3 @@ def revert_notice(made: Reversion, *, by: str, why: str, at_us: int) -> Notice:
         },
         at_us=at_us,
     )
-
-
-def _newest(history: History, to: int) -> WeightVersion:
-    if not history.versions:
-        raise WeightError("the lineage has no version")
-    newest = history.versions[-1]
-    if to == newest.version:
-        raise WeightError(f"version {to} is the newest: there is nothing to go back from")
-    if not 0 <= to < newest.version:
-        raise WeightError(f"version {to} is not known; known are 0 to {newest.version}")
-    return newest

@@ -77,7 +77,7 @@ class Session:
         self._stopping = False
         self._made: Learner | None = None
         # First of all: when this returns, an older trainer is fenced and its last transaction is decided.
-        self._pipeline = Pipeline(run, logged=lambda version: self._history().digest(version))
+        self._pipeline = Pipeline(run, logged=lambda version: self._history().version(version))
 
     @property
     def progressed(self) -> bool:

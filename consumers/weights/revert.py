@@ -22,9 +22,10 @@ import structlog
 from rollwire.consumers.trainer import books
 from rollwire.consumers.trainer.checkpoint_store import CarriedCheckpoint
 from rollwire.consumers.trainer.commit import Committer, Taken
-from rollwire.consumers.trainer.history import History, batch_partitions, read_history
+from rollwire.consumers.trainer.history import History, read_history
 from rollwire.consumers.trainer.reversion import (
     Reversion,
+    check_restorable,
     plan_reversion,
     revert_notice,
     revert_step,
@@ -36,7 +37,7 @@ from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import Loaded, load_path
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.kernels.digest import StateDigest
-from rollwire.schemas.errors import DeadlineExceeded, ObjectMissing, Refused, WeightError
+from rollwire.schemas.errors import DeadlineExceeded, Fenced, ObjectMissing, OffsetLost, Refused, WeightError
 from rollwire.schemas.records import TrainStep, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -113,7 +114,8 @@ class Reverting:
     def _check(self) -> Turn:
         """Whether it can be done at all, before anybody is disturbed."""
         history = self._history()
-        self._plan(history)
+        partitions = trained_partitions(history)
+        check_restorable(history, self._run.to, self._run.log.beginning_offsets(partitions))
         path = plan_path(history.versions, self._links(), None, self._run.to)
         self._target = load_path(self._run.store, path, None)
         self._phase = self._prepare
@@ -137,7 +139,7 @@ class Reverting:
             publish_deadline_s=_PUBLISH_S,
             commit_deadline_s=_COMMIT_S,
             committed=self._on_committed,
-            logged=self._logged,
+            logged=lambda version: self._history().version(version),
             books=books.start(),
             work=run.work,
         )
@@ -146,7 +148,12 @@ class Reverting:
 
     def _take(self) -> Turn:
         run, history = self._run, self._history()
-        plan = self._plan(history)
+        try:
+            plan = self._plan(history)
+        except OffsetLost:
+            if self._history().versions[-1].version != history.versions[-1].version:
+                raise Fenced("a trainer was started and went on meanwhile: nothing is reverted") from None
+            raise
         if self._committer is None or self._prepared is None:
             raise WeightError("a revert was to be committed before it was prepared")
         if self._prepared.newest != plan.newest.version:
@@ -190,7 +197,7 @@ class Reverting:
 
     def _plan(self, history: History) -> Reversion:
         log = self._run.log
-        partitions = trained_partitions(history) or batch_partitions(1)
+        partitions = trained_partitions(history)
         return plan_reversion(
             history,
             self._run.to,
@@ -239,18 +246,6 @@ class Reverting:
     def _on_committed(self, version: WeightVersion, _step: TrainStep | None) -> None:
         self._made = version
         _log.info("revert.committed", version=version.version, reverts_to=version.reverts_to)
-
-    def _logged(self, version: int) -> str | None:
-        """A step that happens to give the same weights is another version all the same."""
-        history = self._history()
-        if version >= len(history.versions):
-            return None
-        found = history.versions[version]
-        return (
-            found.state_digest
-            if found.reverts_to == self._run.to
-            else f"{found.state_digest}, no revert of this"
-        )
 
     def _history(self) -> History:
         run = self._run

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
+import msgspec
 import pytest
 
 from rollwire.consumers.trainer.commit import Committer, Taken
-from rollwire.schemas.errors import OffsetLost, ReplayDiverged, TransactionUnknown
+from rollwire.schemas.errors import Fenced, OffsetLost, ReplayDiverged, TransactionUnknown
 from rollwire.schemas.records import Claim, WeightVersion
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition
@@ -41,34 +42,36 @@ class Doubtful:
     def close(self) -> None: ...
 
 
-def version(clock: ManualClock) -> Future[WeightVersion]:
-    published: Future[WeightVersion] = Future()
-    published.set_result(
-        WeightVersion(
-            model="policy",
-            lineage="0197a1b2-0000-7000-8000-0000000000aa",
-            version=0,
-            kind="anchor",
-            base_version=None,
-            step=0,
-            manifest=Claim(key="m", size=1, sha256="0" * 64),
-            anchor=None,
-            checkpoint=None,
-            state_digest=MINE,
-            full_bytes=1,
-            stored_bytes=1,
-            changed_elements=0,
-            total_elements=1,
-            published_us=clock.now_us(),
-        )
+def version(digest: str = MINE, number: int = 0) -> WeightVersion:
+    return WeightVersion(
+        model="policy",
+        lineage="0197a1b2-0000-7000-8000-0000000000aa",
+        version=number,
+        kind="anchor",
+        base_version=None,
+        step=0,
+        manifest=Claim(key="m", size=1, sha256="0" * 64),
+        anchor=None,
+        checkpoint=None,
+        state_digest=digest,
+        full_bytes=1,
+        stored_bytes=1,
+        changed_elements=0,
+        total_elements=1,
+        published_us=1_767_225_600_000_000,
     )
-    return published
+
+
+def published() -> Future[WeightVersion]:
+    done: Future[WeightVersion] = Future()
+    done.set_result(version())
+    return done
 
 
 def doubtful(
-    log: MemoryLog, clock: ManualClock, work: Inline, found: str | None, done: list[int]
+    log: MemoryLog, clock: ManualClock, work: Inline, found: Sequence[WeightVersion], done: list[int]
 ) -> Committer:
-    """A pipeline whose transaction of version 0, which ends at offset 0, got no answer; the log has `found` of it."""
+    """A pipeline whose transaction of version 0, which ends at offset 0, got no answer; the log has `found`."""
     committer = Committer(
         log,
         Doubtful(),
@@ -79,10 +82,10 @@ def doubtful(
         publish_deadline_s=60.0,
         commit_deadline_s=60.0,
         committed=lambda made, _: done.append(made.version),
-        logged=lambda number: found if number == 0 else None,
+        logged=lambda number: found[number] if number < len(found) else None,
         work=work,
     )
-    committer.take(Taken(0, None, version(clock), None, {}, {AT: 0}))
+    committer.take(Taken(0, None, published(), None, {}, {AT: 0}))
     for _ in range(4):
         clock.advance(1.0)
         work.turn()
@@ -95,7 +98,7 @@ def test_what_another_trainer_committed_counts_only_with_the_same_bits(found: st
     log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
     if found is not None:
         log.set_committed("t.trainer", AT, 0)
-    committer = doubtful(log, clock, work, found, done)
+    committer = doubtful(log, clock, work, [] if found is None else [version(found)], done)
     if found == OTHERS:
         with pytest.raises(ReplayDiverged, match="another trainer"):
             committer.check()
@@ -112,9 +115,23 @@ def test_an_anchor_from_which_another_trainer_went_on_is_not_taken_for_ones_own(
     clock, work, done = ManualClock(), Inline(), list[int]()
     log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
     log.set_committed("t.trainer", AT, 1)  # step 1 is trained: whoever goes on from offset 0 trains it again
-    committer = doubtful(log, clock, work, MINE, done)
+    committer = doubtful(log, clock, work, [version()], done)
     with pytest.raises(OffsetLost, match="another trainer has taken steps"):
         committer.check()
     assert done == []
     assert log.committed("t.trainer", [AT]) == {AT: 1}
+    committer.close()
+
+
+@pytest.mark.parametrize("in_its_place", [True, False])
+def test_a_lineage_that_was_taken_back_meanwhile_fences(in_its_place: bool) -> None:
+    clock, work, done = ManualClock(), Inline(), list[int]()
+    log = MemoryLog({"weight-versions": 1, AT.topic: 1}, clock)
+    log.set_committed("t.trainer", AT, 3)
+    reverted = msgspec.structs.replace(version(OTHERS, 1), kind="revert", reverts_to=0)
+    found = [reverted] if in_its_place else [version(), reverted]
+    committer = doubtful(log, clock, work, found, done)
+    with pytest.raises(Fenced, match="taken back"):
+        committer.check()
+    assert done == []
     committer.close()

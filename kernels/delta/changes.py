@@ -12,33 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwire.kernels.digest import aligned, jit, join_128, lanes, mix_hi, mix_lo
+from rollwire.kernels.digest import MASK_128, aligned, jit, lanes, mix_hi, mix_lo
 
-_U0, _U1 = np.uint64(0), np.uint64(1)
+_U32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 def _weigh(
-    base_M: NDArray[Any],
-    start: np.uint64,
-    positions_N: NDArray[np.uint32],
-    new_N: NDArray[Any],
-    old_N: NDArray[Any],
-) -> tuple[np.uint64, np.uint64]:
-    lo, hi = _U0, _U0
+    start: np.uint64, positions_N: NDArray[np.uint32], old_N: NDArray[Any], new_N: NDArray[Any]
+) -> tuple[np.int64, np.int64, np.uint64]:
+    # Low halves are added as two 32-bit streams, so that no carry is lost and the loop is vector code.
+    low, high, top = np.int64(0), np.int64(0), np.uint64(0)
     for n in range(positions_N.size):
-        position = positions_N[n]
-        old_N[n] = base_M[position]
-        index = start + np.uint64(position)
-        old, new = np.uint64(base_M[position]), np.uint64(new_N[n])
+        index = start + np.uint64(positions_N[n])
+        old, new = np.uint64(old_N[n]), np.uint64(new_N[n])
         plus, minus = mix_lo(index, new), mix_lo(index, old)
-        hi += mix_hi(index, new) - mix_hi(index, old)
-        lo += plus
-        if lo < plus:
-            hi += _U1
-        if lo < minus:
-            hi -= _U1
-        lo -= minus
-    return lo, hi
+        low += np.int64(plus & _LOW) - np.int64(minus & _LOW)
+        high += np.int64(plus >> _U32) - np.int64(minus >> _U32)
+        top += mix_hi(index, new) - mix_hi(index, old)
+    return low, high, top
+
+
+def _gather(base_M: NDArray[Any], positions_N: NDArray[np.uint32], old_N: NDArray[Any]) -> None:
+    for n in range(positions_N.size):
+        old_N[n] = base_M[positions_N[n]]
 
 
 def _scatter(target_M: NDArray[Any], positions_N: NDArray[np.uint32], values_N: NDArray[Any]) -> None:
@@ -48,10 +44,12 @@ def _scatter(target_M: NDArray[Any], positions_N: NDArray[np.uint32], values_N: 
 
 @cache
 def _weigh_kernel(lane: int) -> Callable[..., Any]:
-    each = lanes(lane)
-    return jit(f"UniTuple(uint64, 2)({each}, uint64, {lanes(4)}, {each}, {lanes(lane, readonly=False)})")(
-        _weigh
-    )
+    return jit(f"Tuple((int64, int64, uint64))(uint64, {lanes(4)}, {lanes(lane)}, {lanes(lane)})")(_weigh)
+
+
+@cache
+def _gather_kernel(lane: int) -> Callable[..., Any]:
+    return jit(f"void({lanes(lane)}, {lanes(4)}, {lanes(lane, readonly=False)})")(_gather)
 
 
 @cache
@@ -59,19 +57,15 @@ def _scatter_kernel(lane: int) -> Callable[..., Any]:
     return jit(f"void({lanes(lane, readonly=False)}, {lanes(4)}, {lanes(lane)})")(_scatter)
 
 
-def weigh(
-    base_M: NDArray[Any],
-    start: int,
-    positions_N: NDArray[np.uint32],
-    new_N: NDArray[Any],
-    old_N: NDArray[Any],
-) -> int:
-    """What the changes add to the chunk's sum; `old_N` receives the elements as they are in the chunk `base_M`.
+def weigh(start: int, positions_N: NDArray[np.uint32], old_N: NDArray[Any], new_N: NDArray[Any]) -> int:
+    """What changes add to a chunk's sum, modulo 2^128; `start`: the chunk's first element in its tensor. N <= 2^24."""
+    low, high, top = _weigh_kernel(old_N.dtype.itemsize)(start, positions_N, old_N, new_N)
+    return (int(low) + (int(high) << 32) + (int(top) << 64)) & MASK_128
 
-    `start`: the chunk's first element in its tensor. Positions lie within `base_M`, or memory beyond it is read.
-    """
-    lo, hi = _weigh_kernel(base_M.dtype.itemsize)(aligned(base_M), start, positions_N, new_N, old_N)
-    return join_128(lo, hi)
+
+def gather(base_M: NDArray[Any], positions_N: NDArray[np.uint32], old_N: NDArray[Any]) -> None:
+    """old = base[positions]. Positions lie within `base_M`, or memory beyond it is read."""
+    _gather_kernel(base_M.dtype.itemsize)(aligned(base_M), positions_N, old_N)
 
 
 def scatter(target_M: NDArray[Any], positions_N: NDArray[np.uint32], values_N: NDArray[Any]) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from rollwire.kernels.delta.format import CODER_GAP, CODERS, Chunk, write_shard
+from rollwire.kernels.delta.changes import weigh
+from rollwire.kernels.delta.context import LAYOUTS, ContextEncoder
+from rollwire.kernels.delta.format import CODER_CONTEXT, CODER_GAP, CODERS, Chunk, write_shard
 from rollwire.kernels.delta.gap import GapEncoder
 from rollwire.kernels.digest import MASK_128, StateDigest
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, held_chunks, lane_dtype
@@ -48,6 +50,7 @@ class _Cut(NamedTuple):
 class _Scratch(threading.local):
     def __init__(self) -> None:
         self.gap = GapEncoder()
+        self.context = ContextEncoder()
 
 
 _scratch = _Scratch()
@@ -230,9 +233,13 @@ def _encode_chunk(old: State, new: State, cut: _Cut, coder: Coder) -> Chunk | No
     at = first - t.start
     old_M = t.bits[at : at + CHUNK_ELEMENTS]
     new_M = new[cut.name].bits[at : at + CHUNK_ELEMENTS]
-    diff = _scratch.gap.diff(old_M, new_M, t.dtype, first)
-    if not diff.positions_N.size:
+    diff = _scratch.gap.diff(old_M, new_M)
+    changed = diff.positions_N.size
+    if not changed:
         return None
-    total = (cut.total + diff.digest_change) & MASK_128
-    payload = _scratch.gap.pack(diff.positions_N, diff.steps_N, old_M.dtype.itemsize)
-    return Chunk(cut.name, t.dtype, t.shape, cut.chunk, CODER_GAP, diff.positions_N.size, total, payload)
+    total = (cut.total + weigh(first, *diff)) & MASK_128
+    if coder == "context" and t.dtype in LAYOUTS:
+        payload, code = _scratch.context.pack(old_M, diff, t.dtype), CODER_CONTEXT
+    else:  # no exponent: no classes
+        payload, code = _scratch.gap.pack(diff, t.dtype), CODER_GAP
+    return Chunk(cut.name, t.dtype, t.shape, cut.chunk, code, changed, total, payload)

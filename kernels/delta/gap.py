@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from rollwire.kernels.bits import bit_length, peek, put, trailing_zeros
 from rollwire.kernels.delta.format import FLOATS
-from rollwire.kernels.digest import aligned, jit, join_128, lanes, mix_hi, mix_lo
-from rollwire.kernels.tensors import CHUNK_ELEMENTS
+from rollwire.kernels.digest import aligned, jit, lanes
+from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES
 
 OK: Final = 0
 OUT_OF_RANGE: Final = 1  # a changed element lies beyond the chunk
@@ -47,7 +47,7 @@ _HEAD_BITS: Final = 16
 # At most: gap 34, sign 1, exception's gap 34, excess 129, a change; head and count.
 _WORDS: Final = CHUNK_ELEMENTS * 200 // 64 + 4
 
-_U0, _U1, _U2, _U3, _U63, _U64 = (np.uint64(n) for n in (0, 1, 2, 3, 63, 64))
+_U0, _U1, _U2, _U6, _U63, _U64 = (np.uint64(n) for n in (0, 1, 2, 6, 63, 64))
 _U16, _U18, _U32 = np.uint64(16), np.uint64(18), np.uint64(32)
 _ONES = np.uint64(0xFFFF)
 
@@ -58,91 +58,89 @@ class EncodedChunk(NamedTuple):
 
 
 class Diff(NamedTuple):
-    """Changed elements of a chunk, in scratch: valid until the next diff of this encoder."""
+    """Changed elements of a chunk, in scratch: valid until the next diff of this encoder. Elements fill 64 bits."""
 
-    positions_N: NDArray[np.uint32]  # in the chunk
-    steps_N: NDArray[np.uint64]  # modulo 2^(8 lane)
-    digest_change: int
-
-
-@jit()
-def ordered(bits: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
-    return (~bits & mask) if bits & sign else (bits | sign)
-
-
-@jit()
-def unordered(value: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
-    return (value ^ sign) if value & sign else (~value & mask)
+    positions_N: NDArray[np.uint32]  # in the chunk, ascending
+    old_N: NDArray[np.uint64]
+    new_N: NDArray[np.uint64]
 
 
 def _diff(
     old_W: NDArray[np.uint64],
     new_W: NDArray[np.uint64],
     lane: int,
-    floats: bool,
-    start: np.uint64,
+    words: NDArray[np.uint32],
     positions: NDArray[np.uint32],
-    steps: NDArray[np.uint64],
-) -> tuple[int, np.uint64, np.uint64]:
-    """Looks for changes in blocks of 8 words, whose comparison is vector code, and closely only where one is."""
+    old: NDArray[np.uint64],
+    new: NDArray[np.uint64],
+) -> int:
+    """Collects changed words without a branch, which runs at the memory's speed, then the changed lanes in them."""
+    found = 0
+    for word in range(old_W.size):
+        words[found] = word
+        found += old_W[word] != new_W[word]
+    width = np.uint64(8 * lane)
+    mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
+    log_width = bit_length(width) - _U1
+    per_word = np.uint64(8 // lane)
+    n = 0
+    for i in range(found):
+        word = int(words[i])
+        a, b = old_W[word], new_W[word]
+        left = a ^ b
+        first = np.uint64(word) * per_word
+        while left:
+            place = trailing_zeros(left) >> log_width
+            shift = place << log_width
+            left &= ~(mask << shift)
+            positions[n] = first + place
+            old[n] = (a >> shift) & mask
+            new[n] = (b >> shift) & mask
+            n += 1
+    return n
+
+
+def _steps(
+    old_N: NDArray[np.uint64], new_N: NDArray[np.uint64], lane: int, floats: bool, steps_N: NDArray[np.uint64]
+) -> None:
     width = np.uint64(8 * lane)
     mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
     sign = _U1 << (width - _U1)
-    per_word = np.uint64(8 // lane)
-    log_width = bit_length(width) - _U1
-    n = 0
-    lo, hi = _U0, _U0
-    for block in range(0, old_W.size, 8):
-        last = min(block + 8, old_W.size)
-        if last == block + 8:
-            seen = _U0
-            for k in range(8):
-                seen |= old_W[block + k] ^ new_W[block + k]
-            if seen == _U0:
-                continue
-        for word in range(block, last):
-            a, b = old_W[word], new_W[word]
-            left = a ^ b
-            while left:
-                lane_in_word = trailing_zeros(left) >> log_width
-                shift = lane_in_word << log_width
-                left &= ~(mask << shift)
-                old, new = (a >> shift) & mask, (b >> shift) & mask
-                element = np.uint64(word) * per_word + lane_in_word
-                positions[n] = element
-                if floats:
-                    steps[n] = (ordered(new, sign, mask) - ordered(old, sign, mask)) & mask
-                else:
-                    steps[n] = (new - old) & mask
-                n += 1
-                index = start + element
-                plus, minus = mix_lo(index, new), mix_lo(index, old)
-                hi += mix_hi(index, new) - mix_hi(index, old)
-                lo += plus
-                if lo < plus:
-                    hi += _U1
-                if lo < minus:
-                    hi -= _U1
-                lo -= minus
-    return n, lo, hi
+    if floats:
+        for n in range(old_N.size):
+            steps_N[n] = (ordered(new_N[n], sign, mask) - ordered(old_N[n], sign, mask)) & mask
+    else:
+        for n in range(old_N.size):
+            steps_N[n] = (new_N[n] - old_N[n]) & mask
 
 
 @jit()
-def _magnitude(step: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
-    return ((~step + _U1) & mask) if step & sign else step
+def ordered(bits: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
+    flip = mask if bits & sign else sign
+    return bits ^ flip
 
 
 @jit()
-def best_rice(lengths: NDArray[np.int64]) -> int:
-    """The Rice parameter for numbers of which lengths[b] have b significant bits, by their middles."""
-    best, parameter = np.int64(1) << 62, 0
-    for k in range(18):
-        cost = np.int64(0)
-        for b in range(19):
-            quotient = ((3 << b) >> 2) >> k if b else 0
-            cost += lengths[b] * (quotient + 1 + k if quotient < 16 else 34)
+def unordered(value: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
+    flip = sign if value & sign else mask
+    return value ^ flip
+
+
+@jit()
+def best_rice(numbers_N: NDArray[np.uint32], count: int) -> np.uint64:
+    """The Rice parameter that codes the first `count` of these numbers in the fewest bits."""
+    largest = np.uint64(0)
+    for n in range(count):
+        largest |= np.uint64(numbers_N[n])
+    best, parameter = np.uint64(1) << np.uint64(62), _U0
+    for k in range(min(int(bit_length(largest)) + 1, POSITION_BITS)):
+        shift, cost = np.uint64(k), _U0
+        for n in range(count):
+            cost += min(np.uint64(numbers_N[n]) >> shift, _U16)
+        # An escape costs 34 bits, counted as 17 + k: near enough, since it is rare where k is good.
+        cost += np.uint64(count) * (shift + _U1)
         if cost < best:
-            best, parameter = cost, k
+            best, parameter = cost, shift
     return parameter
 
 
@@ -175,51 +173,107 @@ def put_bits(words: NDArray[np.uint64], at: np.uint64, x: np.uint64, count: np.u
 
 
 def _pack(
-    positions_N: NDArray[np.uint32], steps_N: NDArray[np.uint64], lane: int, words: NDArray[np.uint64]
+    positions_N: NDArray[np.uint32],
+    steps_N: NDArray[np.uint64],
+    lane: int,
+    ranks: NDArray[np.uint32],
+    numbers: NDArray[np.uint32],
+    words: NDArray[np.uint64],
 ) -> np.uint64:
-    """Writes a chunk's stream into `words`; returns its length in bits."""
+    """Writes a chunk's stream into `words`; returns its length in bits. `ranks`, `numbers`: scratch of N."""
     width = np.uint64(8 * lane)
     mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
     sign = _U1 << (width - _U1)
-    gap_lengths, rank_lengths = np.zeros(19, np.int64), np.zeros(19, np.int64)
-    excess_lengths = np.zeros(65, np.int64)
-    following, last, exceptions = 0, -1, 0
-    for n in range(positions_N.size):
-        position = int(positions_N[n])
-        gap_lengths[bit_length(np.uint64(position - following))] += 1
-        following = position + 1
-        magnitude = _magnitude(steps_N[n], sign, mask)
-        if magnitude != _U1:
-            rank_lengths[bit_length(np.uint64(n - last - 1))] += 1
-            excess_lengths[bit_length(magnitude - _U2)] += 1
-            last = n
-            exceptions += 1
-    g, e = np.uint64(best_rice(gap_lengths)), np.uint64(best_rice(rank_lengths))
-    best, m = np.int64(1) << 62, _U0
-    for k in range(64):
-        cost = np.int64(0)
-        for b in range(65):
-            cost += excess_lengths[b] * (max(k, b) + max(0, b - k))
-        if cost < best:
-            best, m = cost, np.uint64(k)
+    size = positions_N.size
+    exceptions = 0
+    for n in range(size):
+        ranks[exceptions] = n
+        exceptions += (steps_N[n] != _U1) & (steps_N[n] != mask)
+    e, m = _U0, _U0
+    if exceptions:
+        numbers[0] = ranks[0]
+        for n in range(1, exceptions):
+            numbers[n] = ranks[n] - ranks[n - 1] - 1
+        e = best_rice(numbers, exceptions)
+        m = _best_order(ranks, exceptions, steps_N, sign, mask)
+    numbers[0] = positions_N[0]
+    for n in range(1, size):
+        numbers[n] = positions_N[n] - positions_N[n - 1] - 1
+    g = best_rice(numbers, size)
     words[0] = g | (e << np.uint64(5)) | (m << np.uint64(10))
     at: np.uint64 = put_gamma(words, _U16, np.uint64(exceptions + 1))
-    following = 0
-    for n in range(positions_N.size):
-        position = int(positions_N[n])
-        at = put_rice(words, at, np.uint64(position - following), g)
-        following = position + 1
-        at = put(words, at, _U1 if steps_N[n] & sign else _U0, _U1)
+    at = _put_changes(words, at, numbers, size, steps_N, sign, g)
     last = -1
-    for n in range(positions_N.size if exceptions else 0):
-        magnitude = _magnitude(steps_N[n], sign, mask)
-        if magnitude != _U1:
-            at = put_rice(words, at, np.uint64(n - last - 1), e)
-            last = n
-            excess = magnitude - _U2
-            at = put_gamma(words, at, (excess >> m) + _U1)
-            at = put_bits(words, at, excess & ((_U1 << m) - _U1), m)
+    for i in range(exceptions):
+        rank = int(ranks[i])
+        at = put_rice(words, at, np.uint64(rank - last - 1), e)
+        last = rank
+        excess = _excess(steps_N[rank], sign, mask)
+        at = put_gamma(words, at, (excess >> m) + _U1)
+        at = put_bits(words, at, excess & ((_U1 << m) - _U1), m)
     return at
+
+
+@jit()
+def _excess(step: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
+    """|step| - 2"""
+    return (((~step + _U1) & mask) if step & sign else step) - _U2
+
+
+@jit()
+def _best_order(
+    ranks: NDArray[np.uint32], count: int, steps_N: NDArray[np.uint64], sign: np.uint64, mask: np.uint64
+) -> np.uint64:
+    """The order of the exponential Golomb code, from how many numbers have how many bits."""
+    lengths = np.zeros(65, np.int64)
+    longest = 0
+    for i in range(count):
+        bits = int(bit_length(_excess(steps_N[ranks[i]], sign, mask)))
+        lengths[bits] += 1
+        longest = max(longest, bits)
+    best, order = np.int64(1) << 62, _U0
+    for k in range(min(longest + 1, 64)):
+        cost = np.int64(0)
+        for b in range(longest + 1):
+            cost += lengths[b] * (max(k, b) + max(0, b - k))
+        if cost < best:
+            best, order = cost, np.uint64(k)
+    return order
+
+
+@jit()
+def _put_changes(
+    words: NDArray[np.uint64],
+    at: np.uint64,
+    gaps: NDArray[np.uint32],
+    count: int,
+    steps_N: NDArray[np.uint64],
+    sign: np.uint64,
+    g: np.uint64,
+) -> np.uint64:
+    """The gaps and signs: as `put_rice` and `put` one after the other, with the open word in a register."""
+    word, fill = at >> _U6, at & _U63
+    pending = words[word] & ((_U1 << fill) - _U1)
+    low_mask = (_U1 << g) - _U1
+    for n in range(count):
+        gap = np.uint64(gaps[n])
+        down = _U1 if steps_N[n] & sign else _U0
+        q = gap >> g
+        if q < _U16:
+            count_n = q + g + _U2
+            symbol = (((_U1 << q) - _U1) | ((gap & low_mask) << (q + _U1))) | (down << (q + g + _U1))
+        else:
+            count_n = np.uint64(35)
+            symbol = (_ONES | (gap << _U16)) | (down << np.uint64(34))
+        pending |= symbol << fill
+        end = fill + count_n
+        if end >= _U64:
+            words[word] = pending
+            word += _U1
+            pending = (symbol >> (_U63 - fill)) >> _U1
+        fill = end & _U63
+    words[word] = pending
+    return (word << _U6) | fill
 
 
 def _parse(
@@ -342,15 +396,19 @@ def _walk(
 
 @cache
 def _diff_kernel() -> Callable[..., Any]:
-    scratch = f"{lanes(4, readonly=False)}, {lanes(8, readonly=False)}"
-    return jit(f"Tuple((int64, uint64, uint64))({lanes(8)}, {lanes(8)}, int64, boolean, uint64, {scratch})")(
-        _diff
-    )
+    u4, u8 = lanes(4, readonly=False), lanes(8, readonly=False)
+    return jit(f"int64({lanes(8)}, {lanes(8)}, int64, {u4}, {u4}, {u8}, {u8})")(_diff)
+
+
+@cache
+def _steps_kernel() -> Callable[..., Any]:
+    return jit(f"void({lanes(8)}, {lanes(8)}, int64, boolean, {lanes(8, readonly=False)})")(_steps)
 
 
 @cache
 def _pack_kernel() -> Callable[..., Any]:
-    return jit(f"uint64({lanes(4)}, {lanes(8)}, int64, {lanes(8, readonly=False)})")(_pack)
+    u4 = lanes(4, readonly=False)
+    return jit(f"uint64({lanes(4)}, {lanes(8)}, int64, {u4}, {u4}, {lanes(8, readonly=False)})")(_pack)
 
 
 @cache
@@ -378,37 +436,44 @@ def words_of(bits_M: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 class GapEncoder:
-    """Scratch for one chunk at a time: 10 MiB, of which only touched pages cost memory. One a thread."""
+    """Scratch for one chunk at a time: 14 MiB, of which only touched pages cost memory. One a thread."""
 
     def __init__(self) -> None:
-        self._positions = np.empty(CHUNK_ELEMENTS, dtype=np.uint32)
-        self._steps = np.empty(CHUNK_ELEMENTS, dtype=np.uint64)
+        self._found, self._positions, self._ranks, self._numbers = np.empty(
+            (4, CHUNK_ELEMENTS + 8), dtype=np.uint32
+        )
+        self._old, self._new, self._steps = np.empty((3, CHUNK_ELEMENTS), dtype=np.uint64)
         self._words = np.empty(_WORDS, dtype=np.uint64)
 
-    def diff(self, old_M: NDArray[Any], new_M: NDArray[Any], dtype: str, start: int) -> Diff:
-        """What differs between two chunks of lanes of `dtype`; `start`: the chunk's first element in its tensor."""
-        n, lo, hi = _diff_kernel()(
+    def diff(self, old_M: NDArray[Any], new_M: NDArray[Any]) -> Diff:
+        """What differs between two chunks of equal lanes."""
+        n = _diff_kernel()(
             words_of(old_M),
             words_of(new_M),
             old_M.dtype.itemsize,
-            dtype in FLOATS,
-            start,
+            self._found,
             self._positions,
-            self._steps,
+            self._old,
+            self._new,
         )
-        return Diff(self._positions[:n], self._steps[:n], join_128(lo, hi))
+        return Diff(self._positions[:n], self._old[:n], self._new[:n])
 
-    def pack(self, positions_N: NDArray[np.uint32], steps_N: NDArray[np.uint64], lane: int) -> bytes:
-        """The payload of these changes, in order of position; at least one."""
-        bits = int(_pack_kernel()(positions_N, steps_N, lane, self._words))
+    def pack(self, diff: Diff, dtype: str) -> bytes:
+        """The payload of these changes; at least one."""
+        lane = LANE_BYTES[dtype]
+        steps_N = self._steps[: diff.old_N.size]
+        _steps_kernel()(diff.old_N, diff.new_N, lane, dtype in FLOATS, steps_N)
+        return self.pack_steps(diff.positions_N, steps_N, lane)
+
+    def pack_steps(self, positions_N: NDArray[np.uint32], steps_N: NDArray[np.uint64], lane: int) -> bytes:
+        """The payload of these steps, none of them 0, in order of position; at least one."""
+        bits = int(_pack_kernel()(positions_N, steps_N, lane, self._ranks, self._numbers, self._words))
         return self._words[: bits // 64 + 1].view(np.uint8)[: -(-bits // 8)].tobytes()
 
     def encode(self, old_M: NDArray[Any], new_M: NDArray[Any], dtype: str) -> EncodedChunk:
         """Two chunks of at most `CHUNK_ELEMENTS` lanes of `dtype`. The payload of equal ones is empty."""
-        positions_N, steps_N, _ = self.diff(old_M, new_M, dtype, 0)
-        if not positions_N.size:
-            return EncodedChunk(0, b"")
-        return EncodedChunk(positions_N.size, self.pack(positions_N, steps_N, old_M.dtype.itemsize))
+        diff = self.diff(old_M, new_M)
+        return EncodedChunk(diff.positions_N.size, self.pack(diff, dtype) if diff.positions_N.size else b"")
 
 
 def parse_gap(

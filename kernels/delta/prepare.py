@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.kernels.delta import gap
-from rollwire.kernels.delta.changes import scatter, weigh
-from rollwire.kernels.delta.format import CODER_GAP, Head, Row, payload_checksum, read_head
+from rollwire.kernels.delta.changes import gather, scatter, weigh
+from rollwire.kernels.delta.context import LAYOUTS, decode_context
+from rollwire.kernels.delta.format import CODER_CONTEXT, CODER_GAP, Head, Row, payload_checksum, read_head
 from rollwire.kernels.digest import MASK_128, StateDigest
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, lane_dtype
 from rollwire.schemas.errors import BaseMismatch, DeltaCorrupt, DigestMismatch, StateMismatch, WeightError
@@ -260,17 +261,20 @@ def _decode(
     positions_N = np.empty(changed, np.uint32)
     old_N, new_N = np.empty(changed, held.bits.dtype), np.empty(changed, held.bits.dtype)
     stream = np.frombuffer(payload, np.uint8)
-    if coder == CODER_GAP:
+    if coder == CODER_CONTEXT and held.dtype in LAYOUTS:
+        if backwards:
+            raise WeightError(
+                f"{where}: a context delta does not run backwards; its inverse is a delta of its own"
+            )
+        status = decode_context(base_M, held.dtype, stream, positions_N, new_N)
+    elif coder == CODER_GAP:
         status = gap.decode_gap(base_M, held.dtype, stream, positions_N, new_N, backwards=backwards)
     else:
         raise DeltaCorrupt(f"{where}: coder {coder} is not known: upgrade this software")
     if status != gap.OK:
         raise DeltaCorrupt(f"{where}: {_STATUS[status]}")
-    after = (before + weigh(base_M, first, positions_N, new_N, old_N)) & MASK_128
+    gather(base_M, positions_N, old_N)
+    after = (before + weigh(first, positions_N, old_N, new_N)) & MASK_128
     if not backwards and after != announced:
         raise DigestMismatch(f"{where}: the delta gave other bits than it announces")
     return Change(row.name, chunk, positions_N, old_N, new_N), after
-
-
-def no_way_back(name: str) -> WeightError:
-    return WeightError(f"{name}: a context delta does not run backwards: its inverse is a delta of its own")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +29,10 @@ FOLDERS = ("weights/", "checkpoints/", "routing/")
 """What is looked after. Whatever else lies in the bucket is somebody else's."""
 
 
+TOPICS = ("weight-versions", "weight-links", "fleet-status", "evaluations")
+"""What names versions, or says that one is needed."""
+
+
 class Books(NamedTuple):
     """What the log says of weights."""
 
@@ -39,7 +43,9 @@ class Books(NamedTuple):
     traces_from_us: int
 
 
-def read_books(log: Log, pinned: Collection[int] = (), *, traces: bool = True) -> Books:
+def read_books(
+    log: Log, pinned: Collection[int] = (), *, topics: Sequence[str] = TOPICS, traces: bool = False
+) -> Books:
     """Reads the topics from their beginnings. `traces`: whether routing traces are asked for, which are many.
 
     Raises what the log raises. An event that is refused names nothing.
@@ -48,7 +54,7 @@ def read_books(log: Log, pinned: Collection[int] = (), *, traces: bool = True) -
     links: list[WeightLink] = []
     served: dict[str, str] = {}
     channels: dict[str, tuple[str, int]] = {}
-    for event in _events(scan(log, ["weight-versions", "weight-links", "fleet-status", "evaluations"])):
+    for event in _events(scan(log, topics)):
         match event:
             case WeightVersion():
                 events.append(event)

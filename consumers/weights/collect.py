@@ -58,7 +58,7 @@ def collect(
 
 def _named_since(log: Log, books: Books) -> Collection[str]:
     """Keys that events name which came after the books were read."""
-    now = read_books(log, traces=False)
+    now = read_books(log, topics=("weight-versions", "weight-links"))
     keys: set[str] = set()
     for event in now.events[len(books.events) :]:
         claims = [event.manifest, event.anchor, event.checkpoint]

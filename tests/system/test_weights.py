@@ -5,27 +5,37 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rollwire.consumers.weights.anchor import AnchorFile, read_anchor
+from rollwire.consumers.weights.census import read_books, take_census
+from rollwire.consumers.weights.collect import collect
+from rollwire.consumers.weights.links import write_link
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
+from rollwire.consumers.weights.retention import RetentionConfig, plan_retention
+from rollwire.consumers.weights.snapshot import SnapshotWriter
 from rollwire.consumers.weights.subscriber import WeightSubscriber
 from rollwire.consumers.weights.verify import verify_version
+from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State, Tensor, tensor
 from rollwire.ops.cli import run
 from rollwire.ops.stack import StackInfo
-from rollwire.schemas.errors import DeadlineExceeded
+from rollwire.schemas.errors import DeadlineExceeded, WeightError
 from rollwire.schemas.records import FleetStatus, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.seams.clock import ManualClock, SystemClock
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_s3 import S3Store
 
 WAIT = 60.0
+CLOCK = SystemClock()
 
 pytestmark = pytest.mark.system
 
@@ -148,3 +158,81 @@ def test_published_followed_and_resumed(
     assert f"digest {events[4].state_digest}" in capsys.readouterr().out
     assert run(["weights", "verify", "9", "--bucket", bucket, *where]) == 1
     assert "version 9 is not known" in capsys.readouterr().err
+
+
+def test_links_slices_export_and_collection(
+    stack: StackInfo,
+    prefix: str,
+    log: KafkaLog,
+    store: S3Store,
+    bucket: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """On the real broker and store: what is linked is found, what is exported opens, what is kept stays readable."""
+    wanted = states(13)
+    snapshots = SnapshotWriter(
+        store,
+        model="m",
+        lineage="L2",
+        shard_bytes=1 << 20,
+        anchor_shard_bytes=1 << 30,
+        threads=1,
+        hf_config={"model_type": "m"},
+    )
+    held = [snapshots.write_first(0, 0, wanted[0], CLOCK.now_us())]
+    for version in range(1, 13):
+        held.append(
+            snapshots.write_next(
+                held[-1], version, version, wanted[version], CLOCK.now_us(), anchor=version == 10
+            )
+        )
+    delta = encode_delta(wanted[4], wanted[8])
+    link = write_link(
+        store,
+        held[4].event,
+        held[8].event,
+        delta.shards,
+        delta.heads,
+        coder="gap",
+        published_us=CLOCK.now_us(),
+    )
+    writer = log.writer()
+    try:
+        writer.write(
+            [
+                outgoing(event, source="test", time_us=CLOCK.now_us())
+                for event in [*(h.event for h in held), link]
+            ]
+        )
+    finally:
+        writer.close()
+    where = ["--dir", str(stack.dir), "--prefix", prefix]
+    assert run(["weights", "ls", *where]) == 0
+    assert "lineage L2" in capsys.readouterr().out
+    assert run(["weights", "show", "8", "--links", "--bucket", bucket, *where]) == 0
+    assert json.loads(capsys.readouterr().out)["base_version"] == 4
+    assert run(["weights", "verify", "8", "--bucket", bucket, *where]) == 0
+    assert "by skip: right" in capsys.readouterr().out
+    assert run(["weights", "export", str(tmp_path / "v8"), "8", "--bucket", bucket, *where]) == 0
+    exported = [AnchorFile(path.name, path.read_bytes()) for path in (tmp_path / "v8").iterdir()]
+    assert same(read_anchor(exported), wanted[8])
+    capsys.readouterr()
+
+    gc = ["weights", "gc", "--keep-last", "2", "--bucket", bucket, *where]
+    assert run([*gc, "--apply"]) == 0
+    assert "deleted 0 objects" in capsys.readouterr().out  # all of it is young
+    books = read_books(log, traces=True)
+    tomorrow = ManualClock(CLOCK.now_us() + 25 * 3_600_000_000)
+    config = RetentionConfig(keep_last=2, keep_every=1_000)
+    plan = plan_retention(take_census(store, books), config, tomorrow.now_us())
+    assert {verdict.fate for verdict in plan.verdicts} == {"live", "expired"}
+    done = collect(log, store, books, plan, config, tomorrow)
+    assert done.objects == len(plan.deletions) > 10
+    books = read_books(log)
+    for version in (0, 11, 12):
+        path = plan_path(books.events, books.links, None, version)
+        assert same(load_version(store, path, None), wanted[version])
+    with pytest.raises(WeightError, match="no way"):
+        plan_path(books.events, books.links, None, 8)
+    assert run(["weights", "verify", "12", "--bucket", bucket, *where]) == 0

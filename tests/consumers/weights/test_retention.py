@@ -88,7 +88,7 @@ class World:
         self._writer.write([outgoing(event, source="test", time_us=self.clock.now_us())])
 
     def plan(self, config: RetentionConfig = CONFIG, *pinned: int) -> tuple[Books, Retention]:
-        books = read_books(self.log, pinned)
+        books = read_books(self.log, pinned, traces=True)
         return books, plan_retention(take_census(self.store, books), config, self.clock.now_us())
 
     def gc(self, config: RetentionConfig = CONFIG, *pinned: int) -> Retention:
@@ -336,7 +336,7 @@ def test_orphaned_routing_traces_are_collected_where_the_log_reaches_back(world:
     assert "routing/m/abc" in {verdict.info.key for verdict in world.gc().deletions}
     world.store.create("routing/m/abd", b"trace")
     later(world)
-    books = read_books(world.log)._replace(traces_from_us=world.clock.now_us())
+    books = read_books(world.log, traces=True)._replace(traces_from_us=world.clock.now_us())
     plan = plan_retention(take_census(world.store, books), CONFIG, world.clock.now_us())
     assert [verdict.fate for verdict in plan.verdicts if "abd" in verdict.info.key] == ["unproved"]
     named = books._replace(traces=frozenset({"routing/m/abd"}))

@@ -19,6 +19,9 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from rollwire.kernels.delta.codes import Int, Word, low_mask
+from rollwire.kernels.digest import jit
+
 CLASSES: Final = 12
 BLOCK: Final = 64
 
@@ -92,9 +95,63 @@ def _popcount(_context: Any, value: Any) -> Any:
 
 
 # Bit k is set where |array[at + k]| >= threshold.
-at_least: Callable[[NDArray[Any], int, np.uint64], np.uint64] = cast(Any, intrinsic(_at_least))
+at_least: Callable[[NDArray[Any], Int, Word], Word] = cast(Any, intrinsic(_at_least))
 # Takes the number of the block's elements in each class from left[12] (int64); below 0 if one of them then is.
-pass_block: Callable[[NDArray[Any], int, NDArray[np.uint64], NDArray[np.int64]], int] = cast(
+pass_block: Callable[[NDArray[Any], Int, NDArray[np.uint64], NDArray[np.int64]], Int] = cast(
     Any, intrinsic(_pass_block)
 )
-popcount: Callable[[np.uint64], np.uint64] = cast(Any, intrinsic(_popcount))
+popcount: Callable[[Word], Word] = cast(Any, intrinsic(_popcount))
+
+_U0, _U1, _U32 = np.uint64(0), np.uint64(1), np.uint64(32)
+
+
+@jit()
+def members_of(array: NDArray[Any], at: Int, thresholds: NDArray[np.uint64], c: Int) -> Word:
+    """Bit k is set where element at + k is of class c."""
+    members: Word = ~_U0
+    if c:
+        members = at_least(array, at, thresholds[c - 1])
+    if c < CLASSES - 1:
+        members &= ~at_least(array, at, thresholds[c])
+    return members
+
+
+@jit()
+def nth_set(bits: Word, n: Int) -> Word:
+    """The set bit above `n` others, by itself. More than n bits are set."""
+    at, left, size = _U0, np.uint64(n), _U32
+    while size:
+        below = popcount(bits & (low_mask(size) << at))
+        if below <= left:
+            left -= below
+            at += size
+        size >>= _U1
+    return _U1 << at
+
+
+@jit()
+def thresholds_from(e: Int, exponent_bits: int, mantissa_bits: int) -> NDArray[np.uint64]:
+    """The thresholds of classes that are cut at the exponent fields e, e + 1, ..., e + 10."""
+    limits_C = np.empty(CLASSES - 1, np.uint64)
+    for c in range(CLASSES - 1):
+        # At most an exponent field that no number has: nothing lies above it.
+        field = min(np.int64(e + c), np.int64(1) << exponent_bits)
+        limits_C[c] = np.uint64(field) << np.uint64(mantissa_bits)
+    return limits_C
+
+
+@jit()
+def field_of(bits: Word, exponent_bits: int, mantissa_bits: int) -> Int:
+    """The exponent field."""
+    return np.int64((bits >> np.uint64(mantissa_bits)) & low_mask(np.uint64(exponent_bits)))
+
+
+@jit()
+def class_of(field: Int, e: Int) -> Int:
+    return min(max(np.int64(field - e + 1), np.int64(0)), np.int64(CLASSES - 1))
+
+
+@jit()
+def octaves_below(field: Int, e: Int) -> Word:
+    """Octaves between an element of class 0 and class 1; subnormal numbers have the least exponent's spacing."""
+    return np.uint64(max(np.int64(e - 1) - max(np.int64(field), np.int64(1)), np.int64(0)))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from rollwire.consumers.weights.parts import Choose, prepare_parts
 from rollwire.consumers.weights.paths import PathStep
 from rollwire.consumers.weights.reader import Loaded, check_result, load_path, read_shards, shards_of
 from rollwire.consumers.weights.targets.scatter import Scatter
 from rollwire.consumers.weights.targets.target import Change
+from rollwire.kernels.delta.changes import scatter
 from rollwire.kernels.delta.prepare import Prepared, prepare_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
@@ -52,6 +55,7 @@ class Maker:
                 entering(step)
             prepared = self._prepare(store, step, base)
             check_result(path[-1].event, prepared.digest)
+            _warm(prepared)
             return Made(base.state, prepared.digest, prepared, prepared.names)
         loaded = load_path(store, path, base, choose=self._choose, entering=entering)
         held = self._into if base is None else base.state
@@ -65,6 +69,12 @@ class Maker:
             return prepare_parts(store, base.state, base.digest, shards_of(store, step.source))
         shards = read_shards(store, step)
         return prepare_delta(base.state, base.digest, shards, backwards=step.backwards, threads=self._threads)
+
+
+def _warm(prepared: Prepared) -> None:
+    """The writing kernel is compiled on its first use in a process: not inside the pause."""
+    for lane in {change.new_N.dtype for change in prepared.changes}:
+        scatter(np.empty(0, lane), np.empty(0, np.uint32), np.empty(0, lane))
 
 
 def _only(path: Sequence[PathStep]) -> PathStep | None:

@@ -12,10 +12,13 @@ from rollwire.consumers.weights.probe import Probe
 from rollwire.consumers.weights.targets.folder import CURRENT, FolderTarget
 from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.consumers.weights.targets.target import Target
+from rollwire.consumers.weights.targets.vllm import Kv
+from rollwire.ops.engines import engine_target
+from rollwire.producers.engine_http import EngineConfig
 from rollwire.schemas.errors import ConfigError, ProbeFailed
 from rollwire.schemas.records import WeightVersion
 
-TargetName = Literal["folder", "numpy"]
+TargetName = Literal["folder", "numpy", "vllm", "sglang"]
 
 
 class TargetOptions(NamedTuple):
@@ -23,6 +26,8 @@ class TargetOptions(NamedTuple):
     folder: Path | None
     extra: Path | None  # whose files are put beside each version's weights
     url: str | None
+    kv: Kv = "keep"
+    fingerprint: bool = False
 
 
 def open_target(options: TargetOptions) -> Target:
@@ -32,8 +37,19 @@ def open_target(options: TargetOptions) -> Target:
         return NumpyTarget()
     if options.folder is None:
         raise ConfigError(f"--target {options.name} needs --folder: where the weights are written")
-    _without(options, "url")
-    return FolderTarget(options.folder, extra=options.extra)
+    if options.name == "folder":
+        _without(options, "url")
+        return FolderTarget(options.folder, extra=options.extra)
+    if options.url is None:
+        raise ConfigError(f"--target {options.name} needs --url: the engine's address")
+    config = EngineConfig(
+        kind=options.name,
+        url=options.url,
+        root=options.folder,
+        first=options.extra,
+        proof="fingerprint" if options.fingerprint else "label",
+    )
+    return engine_target(config, kv=options.kv)
 
 
 def command_probe(command: str, folder: Path | None, timeout_s: float) -> Probe:

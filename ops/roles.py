@@ -61,12 +61,14 @@ def environment_of(settings: RunSettings) -> LearnableEnvironment:
     return make_environment(settings.environment)
 
 
-def _subscriber(run: Run, log: KafkaLog, fleet: str, replica: str) -> WeightSubscriber:
+def _subscriber(
+    run: Run, log: KafkaLog, fleet: str, replica: str, bucket: str | None = None
+) -> WeightSubscriber:
     from rollwire.consumers.weights.subscriber import WeightSubscriber
 
     return WeightSubscriber(
         log,
-        run.store(),
+        run.store() if bucket is None else open_store(run.stack, bucket),
         fleet=fleet,
         replica=replica,
         lineage=run.settings.lineage,
@@ -76,28 +78,30 @@ def _subscriber(run: Run, log: KafkaLog, fleet: str, replica: str) -> WeightSubs
 
 
 def run_fleet_role(run: Run) -> None:
-    from rollwire.producers.engine_torch import TorchEngine
+    from rollwire.ops.engines import open_engine
     from rollwire.producers.fleet import run_fleet
 
     settings = run.settings
     log = run.log("fleet")
-    weights = _subscriber(run, log, settings.fleet.fleet, settings.fleet.replica)
+    fleet = settings.fleet
+    subscriber = _subscriber(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket)
     try:
-        run_fleet(
-            log,
-            TorchEngine(settings.policy, settings.fleet.max_running, kv_at_swap=settings.fleet.kv_at_swap),
-            environment_of(settings),
-            weights,
-            settings.fleet.model_copy(update={"num_experts": settings.policy.num_experts}),
-            model=settings.model,
-            lineage=settings.lineage,
-            prefix=settings.prefix,
-            stop=run.stop,
-            clock=SystemClock(),
-            store=run.store(),
-        )
+        with open_engine(settings, subscriber) as (engine, weights):
+            run_fleet(
+                log,
+                engine,
+                environment_of(settings),
+                weights,
+                settings.fleet.model_copy(update={"num_experts": settings.policy.num_experts}),
+                model=settings.model,
+                lineage=settings.lineage,
+                prefix=settings.prefix,
+                stop=run.stop,
+                clock=SystemClock(),
+                store=run.store(),
+            )
     finally:
-        weights.close()
+        subscriber.close()
         log.close()
 
 

@@ -20,10 +20,11 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.producers.emit import decode_record
+from rollwire.producers.engine_http import EngineConfig
 from rollwire.producers.outbox import Outbox
 from rollwire.producers.slots import SlotCounts, Slots
 from rollwire.producers.trajectory import Origin, Trajectory, narrowest_dtype
-from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, Refused
+from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, Refused, TargetFailed
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.records import GroupFate
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -48,6 +49,10 @@ class FleetConfig(BaseModel):
 
     fleet: str = Field(default="fleet", description="name of the fleet: all replicas that follow one model")
     replica: str = Field(default="fleet-0", description="name of this replica; unique in the fleet")
+    weights_bucket: str | None = Field(
+        default=None,
+        description="bucket that this fleet reads weights from (a copy near it, say); none: the run's",
+    )
     max_open_groups: int = Field(
         default=96,
         ge=1,
@@ -65,6 +70,12 @@ class FleetConfig(BaseModel):
         "or computed anew with the new weights (the next decode step reads every running request from its start)",
     )
     record_routes: bool = Field(default=True, description="write routing traces")
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="what samples: the built-in engine, or vLLM or SGLang over HTTP"
+    )
+    swap_retry_s: float = Field(
+        default=5.0, gt=0, description="pause after a version that the engine did not take"
+    )
     pack_routes: bool = Field(
         default=True, description="write expert ids in as few bits as they need; off, one byte an id"
     )
@@ -217,6 +228,7 @@ class _Fleet:
         self._swaps = 0
         self._handed_back = 0
         self._next_look = 0.0
+        self._next_swap = 0.0
         self._life = self._new_life()
 
     def run(self, stop: threading.Event, observe: Callable[[SlotCounts], None] | None) -> FleetReport:
@@ -264,16 +276,26 @@ class _Fleet:
             try:
                 self._swap(self._weights.wait(0.5))
                 return True
-            except DeadlineExceeded:
+            except (DeadlineExceeded, TargetFailed):  # no version, or no server to take it, yet
                 if self._clock.monotonic_s() > deadline:
                     raise
+                stop.wait(0.1)
         return False
 
     def _swap(self, staged: Staged | None) -> None:
         if staged is None:
             return
         began = self._clock.monotonic_s()
-        self._engine.swap(staged.event.version, staged.state)
+        if began < self._next_swap:
+            return
+        try:
+            self._engine.swap(staged.event.version, staged.state)
+        except TargetFailed as error:  # a server of its own; the version before serves
+            if self._engine.version < 0:
+                raise
+            _log.warning("swap_failed", version=staged.event.version, error=str(error))
+            self._next_swap = self._clock.monotonic_s() + self._config.swap_retry_s
+            return
         pause_ms = (self._clock.monotonic_s() - began) * 1e3
         self._swaps += 1
         self._weights.swapped(staged, pause_ms, len(self._running))

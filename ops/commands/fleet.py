@@ -19,6 +19,7 @@ from rich.table import Table
 from rollwire.consumers.weights.follow import NO_VERSION, Follow, FollowConfig, own_channel
 from rollwire.consumers.weights.follower import Follower
 from rollwire.consumers.weights.slices import choose_slices, parse_slices, share_of
+from rollwire.consumers.weights.targets.vllm import Kv
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Broker, Folder, Prefix, Registry, broker
 from rollwire.ops.fleet_table import Row, fold
 from rollwire.ops.fleet_targets import TargetName, TargetOptions, command_probe, open_target
@@ -46,6 +47,8 @@ def follow(
     folder: Path | None = None,
     extra: Path | None = None,
     url: str | None = None,
+    kv: Kv = "keep",
+    fingerprint: Annotated[bool, Parameter(negative=())] = False,
     channel: str | None = None,
     version: Version = None,
     slice: Annotated[tuple[str, ...], Parameter(negative=())] = (),
@@ -78,7 +81,11 @@ def follow(
     extra
         Folder whose files (config.json, tokenizer, ...) are put beside each version's weights.
     url
-        Address of the engine.
+        Address of the engine; $ROLLWIRE_ENGINE_KEY is its API key, if it has one.
+    kv
+        What becomes of the engine's running requests at a swap: keep goes on with their cache, recompute reads them anew.
+    fingerprint
+        Hash the engine's weights after each load, within the pause: it must not only say that it loaded them.
     channel
         Serve what this channel was promoted to last.
     version
@@ -113,7 +120,7 @@ def follow(
         store.probe()
     stop = threading.Event()
     stop_on_signals(stop)
-    serves = open_target(TargetOptions(target, folder, extra, url))
+    serves = open_target(TargetOptions(target, folder, extra, url, kv, fingerprint))
     log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-fleet")
     follower = Follower(
         log,

@@ -20,6 +20,7 @@ def stub_engine(
     port: int = 8000,
     host: str = HOST,
     max_running: int = 64,
+    step_delay_s: float = 0.0,
     original_logprobs: Annotated[bool, Parameter(negative=())] = False,
     fresh: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -38,6 +39,8 @@ def stub_engine(
         0: a free one, named on standard output.
     max_running
         Requests decoded at once.
+    step_delay_s
+        Seconds added to each decode step, as a larger model would take.
     original_logprobs
         SGLang: logprobs at temperature 1, as with SGLANG_RETURN_ORIGINAL_LOGPROB=1.
     fresh
@@ -56,6 +59,7 @@ def stub_engine(
             kind=kind,
             model_path=model_path,
             max_running=max_running,
+            step_delay_s=step_delay_s,
             original_logprobs=original_logprobs,
             api_key=os.environ.get("ROLLWIRE_ENGINE_KEY") or None,
         )

@@ -25,6 +25,7 @@ STOP_S = 10
 class StubServer(NamedTuple):
     url: str
     core: StubCore
+    stop: Callable[[], None]  # as if the process died: connections are closed, requests end unanswered
 
 
 def stub_app(core: StubCore) -> Starlette:
@@ -32,10 +33,15 @@ def stub_app(core: StubCore) -> Starlette:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0: a free one. Raises `OSError`."""
+    """A socket that takes connections from now on; port 0: a free one. Raises `OSError`."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    try:
+        listener.bind((host, port))
+        listener.listen(2_048)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 
@@ -65,15 +71,26 @@ def run_server(app: Starlette, host: str, port: int, *, ready: Callable[[str], N
         make_server(app).run(sockets=[listener])
 
 
+class Served(NamedTuple):
+    url: str
+    stop: Callable[[], None]
+
+
 @contextmanager
-def served(app: Starlette, *, host: str = HOST, port: int = 0) -> Iterator[str]:
-    """The application on a free port of this machine; its URL. Raises `DeadlineExceeded` where it does not come up."""
+def served(app: Starlette, *, host: str = HOST, port: int = 0) -> Iterator[Served]:
+    """The application on a free port of this machine. Raises `DeadlineExceeded` where it does not come up."""
     listener = listen(host, port)
     server = make_server(app)
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listener]}, name="http-server", daemon=True
     )
     thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(STOP_S + 5)
+        listener.close()
+
     try:
         waited = threading.Event()
         for _ in range(int(START_S / 0.01)):
@@ -82,18 +99,16 @@ def served(app: Starlette, *, host: str = HOST, port: int = 0) -> Iterator[str]:
             waited.wait(0.01)
         else:
             raise DeadlineExceeded(f"the server did not listen within {START_S:g} s")
-        yield f"http://{host}:{listener.getsockname()[1]}"
+        yield Served(f"http://{host}:{listener.getsockname()[1]}", stop)
     finally:
-        server.should_exit = True
-        thread.join(STOP_S + 5)
-        listener.close()
+        stop()
 
 
 @contextmanager
 def running_stub(config: StubEngineConfig) -> Iterator[StubServer]:
     core = StubCore(config)
     try:
-        with served(stub_app(core)) as url:
-            yield StubServer(url, core)
+        with served(stub_app(core)) as at:
+            yield StubServer(at.url, core, at.stop)
     finally:
         core.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Maker:
                 entering(step)
             prepared = self._prepare(store, step, base)
             check_result(path[-1].event, prepared.digest)
-            _warm(prepared)
+            _warm({base.state[name].bits.dtype for name in prepared.names})
             return Made(base.state, prepared.digest, prepared, prepared.names)
         loaded = load_path(store, path, base, choose=self._choose, entering=entering)
         held = self._into if base is None else base.state
@@ -71,9 +71,9 @@ class Maker:
         return prepare_delta(base.state, base.digest, shards, backwards=step.backwards, threads=self._threads)
 
 
-def _warm(prepared: Prepared) -> None:
+def _warm(lanes: Collection[np.dtype[Any]]) -> None:
     """The writing kernel is compiled on its first use in a process: not inside the pause."""
-    for lane in {change.new_N.dtype for change in prepared.changes}:
+    for lane in lanes:
         scatter(np.empty(0, lane), np.empty(0, np.uint32), np.empty(0, lane))
 
 

@@ -55,7 +55,7 @@ def load_path(
     for step in path:
         if entering is not None:
             entering(step)
-        with _named(step):
+        with named(step):
             if step.full:
                 loaded, stage, private = load_anchor(store, step.event, choose), None, True
                 continue
@@ -189,7 +189,7 @@ def explain_base(store: ObjectStore, step: PathStep, state: State) -> None:
 
 
 @contextmanager
-def _named(step: PathStep) -> Iterator[None]:
+def named(step: PathStep) -> Iterator[None]:
     """Errors of the codec know shards and tensors; here the step is put before them."""
     try:
         yield

@@ -9,13 +9,22 @@ import numpy as np
 
 from rollwire.consumers.weights.parts import Choose, prepare_parts
 from rollwire.consumers.weights.paths import PathStep
-from rollwire.consumers.weights.reader import Loaded, check_result, load_path, read_shards, shards_of
+from rollwire.consumers.weights.reader import (
+    Loaded,
+    check_result,
+    explain_base,
+    load_path,
+    named,
+    read_shards,
+    shards_of,
+)
 from rollwire.consumers.weights.targets.scatter import Scatter
 from rollwire.consumers.weights.targets.target import Change
 from rollwire.kernels.delta.changes import scatter
 from rollwire.kernels.delta.prepare import Prepared, prepare_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
+from rollwire.schemas.errors import BaseMismatch
 from rollwire.streams.seams.store import ObjectStore
 
 
@@ -53,22 +62,29 @@ class Maker:
             # The ordinary case: the next version. Only the changed elements are ever in memory twice.
             if entering is not None:
                 entering(step)
-            prepared = self._prepare(store, step, base)
-            check_result(path[-1].event, prepared.digest)
+            with named(step):
+                prepared = self._prepare(store, step, base)
+                check_result(path[-1].event, prepared.digest)
             _warm({base.state[name].bits.dtype for name in prepared.names})
             return Made(base.state, prepared.digest, prepared, prepared.names)
         loaded = load_path(store, path, base, choose=self._choose, entering=entering)
         held = self._into if base is None else base.state
         if not held:
             return Made(loaded.state, loaded.digest, None, None)
-        scatter = Scatter(held, loaded.state)
-        return Made(held, loaded.digest, scatter, scatter.names)
+        change = Scatter(held, loaded.state)
+        return Made(held, loaded.digest, change, change.names)
 
     def _prepare(self, store: ObjectStore, step: PathStep, base: Loaded) -> Prepared:
         if self._choose is not None:
             return prepare_parts(store, base.state, base.digest, shards_of(store, step.source))
         shards = read_shards(store, step)
-        return prepare_delta(base.state, base.digest, shards, backwards=step.backwards, threads=self._threads)
+        try:
+            return prepare_delta(
+                base.state, base.digest, shards, backwards=step.backwards, threads=self._threads
+            )
+        except BaseMismatch:
+            explain_base(store, step, base.state)
+            raise
 
 
 def _warm(lanes: Collection[np.dtype[Any]]) -> None:

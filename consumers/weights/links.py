@@ -10,8 +10,10 @@ from rollwire.schemas.errors import StateMismatch
 from rollwire.schemas.records import LinkObject, WeightLink, WeightVersion
 from rollwire.streams.seams.store import ObjectStore
 
-SPANS: Final = (4, 16, 64)
-"""How many versions a skip link leads over; it ends at the multiples of its span."""
+SPANS: Final = {4: 4, 16: 8, 32: 8, 64: 8}
+"""How many versions a skip link leads over -> it ends at the multiples of this. Each is a chain of the shorter ones: four
+of 4 make a 16, two of 16 a 32, two of 32 a 64, all ending where such links end. `rollwire bench catchup` says what they
+save; all four on a grid of their own span would leave a follower between the places twice as much to fetch."""
 
 
 class Links:
@@ -40,8 +42,12 @@ class Links:
 
 
 def skips_due(version: int, first: int) -> list[tuple[int, int]]:
-    """The skip links (base, version) that end at `version`, of a lineage whose first version is `first`."""
-    return [(version - span, version) for span in SPANS if version % span == 0 and version - span >= first]
+    """The skip links (base, version) that end at `version`, shortest first; `first`: the lineage's first version."""
+    return [
+        (version - span, version)
+        for span, every in SPANS.items()
+        if version % every == 0 and version - span >= first
+    ]
 
 
 def put_shards(

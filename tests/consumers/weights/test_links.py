@@ -1,0 +1,104 @@
+"""Where skip links lead, what is written for one, and how links are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from rollwire.consumers.weights.links import SPANS, Links, gone_link, skips_due, write_link
+from rollwire.consumers.weights.snapshot import SnapshotWriter
+from rollwire.kernels.delta.encode import encode_delta
+from rollwire.kernels.tensors import State
+from rollwire.schemas.errors import ObjectConflict, StateMismatch
+from rollwire.schemas.records import WeightLink, WeightVersion
+from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.seams.log import TopicPartition
+from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.store_memory import MemoryStore
+
+MakeState = Callable[..., State]
+Move = Callable[..., State]
+
+
+def test_each_span_is_a_chain_of_shorter_ones_that_are_there() -> None:
+    made = {pair for version in range(200) for pair in skips_due(version, 0)}
+    spans = list(SPANS)
+    for base, version in made:
+        span = version - base
+        shorter = spans[spans.index(span) - 1] if span > spans[0] else 1
+        if shorter > 1:
+            assert {(at, at + shorter) for at in range(base, version, shorter)} <= made
+    assert skips_due(64, 0) == [(60, 64), (48, 64), (32, 64), (0, 64)]
+    assert skips_due(12, 0) == [(8, 12)]
+    assert skips_due(13, 0) == []
+    assert skips_due(16, 8) == [(12, 16)]  # nothing leads to before the first version
+
+
+@pytest.fixture
+def written(make_state: MakeState, move: Move) -> tuple[MemoryStore, list[WeightVersion], WeightLink]:
+    store = MemoryStore()
+    writer = SnapshotWriter(
+        store, model="m", lineage="L", shard_bytes=100, anchor_shard_bytes=1 << 30, threads=1, hf_config=None
+    )
+    states = [make_state()]
+    held = [writer.write_first(0, 0, states[0], 10**15)]
+    for version in (1, 2):
+        states.append(move(states[-1], version))
+        held.append(writer.write_next(held[-1], version, version, states[-1], 10**15, anchor=False))
+    delta = encode_delta(states[0], states[2], shard_bytes=100)
+    events = [h.event for h in held]
+    link = write_link(
+        store, events[0], events[2], delta.shards, delta.heads, coder="gap", published_us=10**15
+    )
+    return store, events, link
+
+
+def test_a_link_goes_through_the_log_and_names_objects_that_are_there(
+    written: tuple[MemoryStore, list[WeightVersion], WeightLink],
+) -> None:
+    store, events, link = written
+    assert (link.kind, link.base_version, link.version) == ("skip", 0, 2)
+    assert len(link.objects) > 1
+    for entry in link.objects:
+        assert len(store.get(entry.key, sha256=entry.sha256)) == entry.size
+    log = MemoryLog({"weight-links": 1})
+    writer = log.writer()
+    word = gone_link(events[2], None, 10**15)
+    writer.write([outgoing(event, source="test", time_us=10**15) for event in (link, word)])
+    reader = log.reader()
+    reader.assign({TopicPartition("weight-links", 0): 0})
+    assert [decode_record(record) for record in reader.poll(10, 1.0)] == [link, word]
+
+
+def test_no_link_between_lineages_or_from_a_version_to_itself(
+    written: tuple[MemoryStore, list[WeightVersion], WeightLink],
+) -> None:
+    store, events, _ = written
+    for base in (events[2], msgspec.structs.replace(events[0], lineage="M")):
+        with pytest.raises(StateMismatch, match="no link leads"):
+            write_link(store, base, events[2], [], [], coder="gap", published_us=10**15)
+
+
+def test_an_object_of_another_content_is_no_link(
+    written: tuple[MemoryStore, list[WeightVersion], WeightLink],
+) -> None:
+    store, events, link = written
+    data = [store.get(entry.key) for entry in link.objects]
+    store.delete(link.objects[0].key)
+    store.create(link.objects[0].key, b"damaged by hand")
+    with pytest.raises(ObjectConflict):
+        write_link(store, events[0], events[2], data, [10] * len(data), coder="gap", published_us=10**15)
+
+
+def test_repeats_are_dropped_unless_the_way_was_gone_in_between(
+    written: tuple[MemoryStore, list[WeightVersion], WeightLink],
+) -> None:
+    _, events, link = written
+    gone = gone_link(events[2], 0, 10**15)
+    links = Links("m")
+    assert [links.add(event) for event in (link, link, gone, link, link)] == [True, False, True, True, False]
+    assert links.of("L") == [link, gone, link]
+    assert links.of("M") == links.of(None) == []
+    assert not Links("other").add(link)

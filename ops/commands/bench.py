@@ -97,6 +97,25 @@ def routing(*, repeats: Positive = 20, rollouts: Positive = 4096, seed: int = 0,
 
 
 @bench.command
+def catchup(*, mib: Positive = 4, seed: int = 0, json: Json = None) -> None:
+    """What a replica 100 versions behind fetches, against one delta made just for it; from every start.
+
+    Parameters
+    ----------
+    mib
+        Size of the weights, MiB.
+    seed
+        Of the synthetic weights and gradients.
+    """
+    from rollwire.ops.bench.catchup import bench_catchup
+
+    figures = bench_catchup(mib=mib, seed=seed)
+    show(f"100 versions behind, {mib} MiB of weights", figures)
+    if json is not None:
+        write_figures(json, f"rollwire bench catchup --mib {mib} --seed {seed}", figures)
+
+
+@bench.command
 def pack(
     *, repeats: Annotated[int, Parameter(validator=validators.Number(gte=5))] = 5, json: Json = None
 ) -> None:

@@ -25,6 +25,7 @@ from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.store_s3 import S3Store
 
 if TYPE_CHECKING:
+    from rollwire.consumers.weights.follow import FollowConfig
     from rollwire.consumers.weights.subscriber import WeightSubscriber
 
 
@@ -62,7 +63,12 @@ def environment_of(settings: RunSettings) -> LearnableEnvironment:
 
 
 def _subscriber(
-    run: Run, log: KafkaLog, fleet: str, replica: str, bucket: str | None = None
+    run: Run,
+    log: KafkaLog,
+    fleet: str,
+    replica: str,
+    bucket: str | None = None,
+    follow: FollowConfig | None = None,
 ) -> WeightSubscriber:
     from rollwire.consumers.weights.subscriber import WeightSubscriber
 
@@ -74,6 +80,7 @@ def _subscriber(
         lineage=run.settings.lineage,
         model=run.settings.model,
         clock=SystemClock(),
+        follow=follow,
     )
 
 
@@ -84,7 +91,7 @@ def run_fleet_role(run: Run) -> None:
     settings = run.settings
     log = run.log("fleet")
     fleet = settings.fleet
-    subscriber = _subscriber(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket)
+    subscriber = _subscriber(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket, settings.follow)
     try:
         with open_engine(settings, subscriber) as (engine, weights):
             run_fleet(

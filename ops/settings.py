@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rollwire.consumers.evaluator import EvaluatorConfig
 from rollwire.consumers.trainer.config import TrainerConfig
+from rollwire.consumers.weights.follow import FollowConfig
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.config_errors import config_error
@@ -62,6 +63,10 @@ class RunSettings(BaseModel):
     policy: PolicyConfig = PolicyConfig()
     warm_start: WarmStartConfig = WarmStartConfig()  # type: ignore[call-arg,unused-ignore]
     fleet: FleetConfig = FleetConfig()
+    follow: FollowConfig = Field(
+        FollowConfig(),
+        description="which version fleets sample with: the newest, a fixed one, or a channel's",
+    )
     verifier: VerifierConfig = VerifierConfig()
     assemble: AssembleConfig = AssembleConfig()
     pack: PackConfig = PackConfig()

@@ -29,7 +29,8 @@ _log = structlog.get_logger()
 class WeightSubscriber:
     """Implements `streams.seams.weights.WeightSource`. Starts following at once.
 
-    `lineage=None` follows the lineage that was started last. States that it hands out are never written to.
+    `lineage=None` follows the lineage that was started last. States that it hands out are never written to. Of one lineage
+    it never goes back to an older version; `follower.Follower` does.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class WeightSubscriber:
         # Of the thread alone.
         self._staging = Staging(store, self._clock, self._config)
         self._held: Held | None = None
+        self._refused_older: WeightVersion | None = None  # said once
         # Shared, under the condition.
         self._change = threading.Condition()
         self._staged: Staged | None = None
@@ -147,6 +149,9 @@ class WeightSubscriber:
         held = self._held
         if wanted.event is None or (held is not None and held.event == wanted.event) or not self._staging.due:
             return
+        if held is not None and _older(wanted.event, held.event):
+            self._say_older(wanted, held.event)
+            return
         outcome = self._staging.load(self._follow, wanted.event, held)
         if isinstance(outcome, Failed):
             self._failed(wanted, outcome)
@@ -168,6 +173,14 @@ class WeightSubscriber:
             channel=wanted.channel,
         )
 
+    def _say_older(self, wanted: Wanted, held: WeightVersion) -> None:
+        """A rollout's spans never fall from one version to an older one: what runs has to end before."""
+        if self._refused_older == wanted.event:
+            return
+        self._refused_older = wanted.event
+        reason = f"version {wanted.version} is older than {held.version}: what samples goes back at its next start only"
+        self._failed(wanted, Failed(reason, refused=True))
+
     def _failed(self, wanted: Wanted, failed: Failed) -> None:
         self._note(failed.reason)
         _log.warning("weights.stage_failed", problem=failed.reason)
@@ -179,3 +192,7 @@ class WeightSubscriber:
     def _note(self, problem: str) -> None:
         with self._change:
             self._problem = problem
+
+
+def _older(a: WeightVersion, b: WeightVersion) -> bool:
+    return a.lineage == b.lineage and a.version < b.version

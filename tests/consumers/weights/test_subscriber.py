@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rollwire.consumers.weights.follow import FollowConfig
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber, backoff
 from rollwire.consumers.weights.versions import Versions
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
+from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, StoreUnavailable
-from rollwire.schemas.records import FleetStatus, WeightVersion
+from rollwire.schemas.records import Evaluation, FleetStatus, Promotion, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Outgoing
@@ -54,7 +56,7 @@ class Plane:
     """One lineage's publisher, the log, and the subscribers of a test."""
 
     def __init__(self) -> None:
-        self.log = MemoryLog({"weight-versions": 1, "fleet-status": 1}, SystemClock())
+        self.log = MemoryLog(dict.fromkeys(TOPICS, 1), SystemClock())
         self.store = TroubledStore()
         self.writer = self.log.writer()
         self.events: list[WeightVersion] = []
@@ -79,13 +81,37 @@ class Plane:
     def publish(self, version: int, state: State, lineage: str = LINEAGE) -> WeightVersion:
         return self.commit(self.store_version(version, state, lineage))
 
-    def subscriber(self, lineage: str | None = LINEAGE) -> WeightSubscriber:
+    def subscriber(
+        self, lineage: str | None = LINEAGE, follow: FollowConfig | None = None
+    ) -> WeightSubscriber:
         self._subscribers.append(
             WeightSubscriber(
-                self.log, self.store, fleet="fleet", replica="replica-0", lineage=lineage, config=QUICK
+                self.log,
+                self.store,
+                fleet="fleet",
+                replica="replica-0",
+                lineage=lineage,
+                config=QUICK,
+                follow=follow,
             )
         )
         return self._subscribers[-1]
+
+    def promote(self, channel: str, version: int) -> None:
+        now = SystemClock().now_us()
+        event = Evaluation(
+            model="policy",
+            lineage=LINEAGE,
+            suite="",
+            version=version,
+            scores=(),
+            tasks=0,
+            samples_per_task=0,
+            replica="promote",
+            at_us=now,
+            promotion=Promotion(channel=channel, by="test", reason=""),
+        )
+        self.writer.write([outgoing(event, source="test", time_us=now)])
 
     def statuses(self) -> list[FleetStatus]:
         events = [decode_record(record) for record in scan(self.log, ["fleet-status"])]
@@ -271,6 +297,40 @@ def test_a_new_lineage_is_followed_when_none_was_asked_for(plane: Plane, make_st
     staged = subscriber.wait(WAIT)
     assert staged.event.lineage == OTHER
     assert bits(staged.state) == bits(make_state(5))
+
+
+def test_a_sampler_follows_a_channel_forwards_and_never_back(
+    plane: Plane, make_state: MakeState, move: Move
+) -> None:
+    """A rollout's spans never fall: going back is for whoever serves no rollouts, or for the next start."""
+    state = make_state()
+    for version in range(4):
+        plane.publish(version, state)
+        state = move(state, version)
+    subscriber = plane.subscriber(follow=FollowConfig(mode="channel", channel="canary"))
+    with pytest.raises(DeadlineExceeded):
+        subscriber.wait(0.2)
+    plane.promote("canary", 2)
+    assert take(subscriber, 2).event == plane.events[2]
+    assert plane.wait_status(lambda s: s.state == "swapped").channel == "canary"
+    plane.promote("canary", 1)
+    refused = plane.wait_status(lambda s: s.state == "refused")
+    assert (refused.version, refused.wanted_version) == (2, 1)
+    assert "older than 2" in refused.reason
+    assert subscriber.staged() is None
+    plane.promote("canary", 3)
+    take(subscriber, 3)
+    plane.promote("fleet/replica-0", 1)  # pinned at its next start
+    assert plane.subscriber().wait(WAIT).event == plane.events[1]
+
+
+def test_a_log_without_the_newer_topics_is_followed(make_state: MakeState) -> None:
+    plane = Plane()
+    plane.log = MemoryLog({"weight-versions": 1, "fleet-status": 1}, SystemClock())
+    plane.writer = plane.log.writer()
+    plane.publish(0, make_state())
+    take(plane.subscriber(), 0)
+    plane.close()
 
 
 def test_waiting_for_nothing_ends_at_the_deadline(plane: Plane) -> None:

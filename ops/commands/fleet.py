@@ -1,4 +1,4 @@
-"""`rollwire fleet follow | status | pin | promote`: who serves which version."""
+"""`rollwire fleet follow | status | pin | promote | gate`: who serves which version."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rollwire.consumers.weights.follower import Follower
 from rollwire.consumers.weights.slices import choose_slices, parse_slices, share_of
 from rollwire.consumers.weights.targets.vllm import Kv
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Broker, Folder, Prefix, Registry, broker
+from rollwire.ops.commands.fleet_gate import gate
 from rollwire.ops.fleet_table import Row, fold
 from rollwire.ops.fleet_targets import TargetName, TargetOptions, command_probe, open_target
 from rollwire.ops.stack import read_stack
@@ -34,6 +35,7 @@ from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_s3 import S3Store
 
 app = App(name="fleet", help="Keep a replica at a version; say which one; show who serves what.")
+app.command(gate)
 
 Version = Annotated[int | None, Parameter(validator=validators.Number(gte=0))]
 Fleet = Annotated[str, Parameter(help="Name of the fleet.")]

@@ -47,9 +47,10 @@ def stub_engine(
         Write a random policy of the demo's shape into the folder first, where there is none.
     """
     from rollwire.kernels.policy.config import PolicyConfig
+    from rollwire.ops.http_server import run_server
     from rollwire.ops.stub_engine.config import StubEngineConfig
     from rollwire.ops.stub_engine.core import StubCore
-    from rollwire.ops.stub_engine.serve import run_server, stub_app
+    from rollwire.ops.stub_engine.serve import stub_app
     from rollwire.ops.stub_engine.weights import fresh_policy, write_policy
 
     if fresh and not model_path.exists():

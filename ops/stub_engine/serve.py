@@ -1,107 +1,28 @@
-"""Runs a stub server: in this process's main thread for the command, in a thread of its own for tests."""
+"""A stub server by its settings: the application, and one that runs for a while."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import uvicorn
 from starlette.applications import Starlette
 
-from rollwire.ops.stack.ports import HOST
+from rollwire.ops.http_server import served
 from rollwire.ops.stub_engine.config import StubEngineConfig
 from rollwire.ops.stub_engine.core import StubCore
 from rollwire.ops.stub_engine.sglang import sglang_app
 from rollwire.ops.stub_engine.vllm import vllm_app
-from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
-
-START_S = 30.0
-STOP_S = 10
 
 
 class StubServer(NamedTuple):
     url: str
     core: StubCore
-    stop: Callable[[], None]  # as if the process died: connections are closed, requests end unanswered
+    stop: Callable[[], None]  # the server ends; what runs is answered first, what comes later finds nobody
 
 
 def stub_app(core: StubCore) -> Starlette:
     return vllm_app(core) if core.config.kind == "vllm" else sglang_app(core)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on; port 0: a free one. Raises `OSError`."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2_048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def make_server(app: Starlette) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=STOP_S,
-        timeout_keep_alive=60,
-    )
-    return uvicorn.Server(config)
-
-
-def run_server(app: Starlette, host: str, port: int, *, ready: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT, within `STOP_S`; `ready` is told the URL once the port is bound.
-
-    Raises `EnvironmentMissing` where the port is taken.
-    """
-    try:
-        listener = listen(host, port)
-    except OSError as error:
-        raise EnvironmentMissing(f"port {port} on {host}: {error}; choose another with --port") from error
-    with listener:
-        ready(f"http://{host}:{listener.getsockname()[1]}")
-        make_server(app).run(sockets=[listener])
-
-
-class Served(NamedTuple):
-    url: str
-    stop: Callable[[], None]
-
-
-@contextmanager
-def served(app: Starlette, *, host: str = HOST, port: int = 0) -> Iterator[Served]:
-    """The application on a free port of this machine. Raises `DeadlineExceeded` where it does not come up."""
-    listener = listen(host, port)
-    server = make_server(app)
-    thread = threading.Thread(
-        target=server.run, kwargs={"sockets": [listener]}, name="http-server", daemon=True
-    )
-    thread.start()
-
-    def stop() -> None:
-        server.should_exit = True
-        thread.join(STOP_S + 5)
-        listener.close()
-
-    try:
-        waited = threading.Event()
-        for _ in range(int(START_S / 0.01)):
-            if server.started:
-                break
-            waited.wait(0.01)
-        else:
-            raise DeadlineExceeded(f"the server did not listen within {START_S:g} s")
-        yield Served(f"http://{host}:{listener.getsockname()[1]}", stop)
-    finally:
-        stop()
 
 
 @contextmanager

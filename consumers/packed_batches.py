@@ -107,6 +107,11 @@ class PackedBatchReader:
         self._version = 0
         self._offset = 0
 
+    @property
+    def version(self) -> int:
+        """The version held: the next plan is for it."""
+        return self._version
+
     def start(
         self,
         version: int,

@@ -27,6 +27,7 @@ from rollwire.streams.seams.store import ObjectStore
 
 _MENDED: Final = (TransactionUnknown, LogUnavailable, DeadlineExceeded, StoreUnavailable)
 _COPIES: Final = 2  # replaced lives that go on
+ENDED: Final = object()  # what the turn of a life returns that has done its work
 
 
 class Life(Protocol):
@@ -117,8 +118,11 @@ class Actor:
             if running.life is None:
                 log = ProcessLog(self.world, self._log, process)
                 running.life = self._make(log, ProcessStore(self.world, self._store, process), running.name)
-            else:
-                running.life.turn()
+            elif running.life.turn() is ENDED:
+                self.world.note(f"{process.name} has done its work")
+                running.life.close()
+                process.alive = False
+                return False
         except Died:
             return False
         except _MENDED as failure:
@@ -146,6 +150,22 @@ class Actor:
             pass
         process.alive = False
         return False
+
+
+class Errand(Actor):
+    """A command that somebody runs now and then: one life a time, which ends with its work or with whatever stops it."""
+
+    asked = False
+
+    def ask(self) -> None:
+        self.asked = True
+
+    def turn(self) -> None:
+        if self._current is None:
+            if not self.asked:
+                return
+            self.asked = False
+        super().turn()
 
 
 class Producers:

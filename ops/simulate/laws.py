@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import reduce
 from typing import Final, NamedTuple
 
 from rollwire.ops.simulate.log import SimulatedLog
@@ -15,6 +16,7 @@ from rollwire.ops.simulate.workload import LINEAGE, Truth
 from rollwire.ops.simulate.world import Violated
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
+    Cut,
     DeadLetter,
     Event,
     Group,
@@ -28,6 +30,7 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams.emit import decode_record, deletes
+from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Record, TopicPartition
 
 JOINED: Final = ("rollouts", "rewards", "routing-traces")
@@ -52,7 +55,18 @@ class _Input(NamedTuple):
 
     offset: int
     group_id: str  # "" = it is no event
-    step: int  # of a plan
+    plan: PlanKey | None
+
+
+class PlanKey(NamedTuple):
+    """A step is planned once, and once more after every revert to before it."""
+
+    newest_revert: int  # that the plan knew of; 0 = none
+    step: int
+
+
+def plan_key(batch: PackedBatch) -> PlanKey:
+    return PlanKey(batch.newest_revert or 0, batch.step)
 
 
 class Laws:
@@ -75,12 +89,21 @@ class Laws:
         self.assembled: dict[str, Group | GroupFate] = {}
         self.closed: dict[str, GroupClosed] = {}
         self.fates: dict[str, GroupFate] = {}  # by pack
-        self.plans: dict[int, dict[int, PackedBatch]] = {}  # step -> rank -> its slice
-        self.planned: dict[str, int] = {}  # group -> step
+        self.plans: dict[PlanKey, dict[int, PackedBatch]] = {}  # rank -> its slice
+        self.planned: dict[str, PlanKey] = {}  # by group
         self._to_judge: list[GroupFate | PackedBatch] = []
         self.steps: list[TrainStep] = []
         self.versions: list[WeightVersion] = []
+        self.stands: list[int] = []  # the offset of each version
         self.refused: dict[tuple[str, int, int], DeadLetter] = {}
+
+    @property
+    def reverts(self) -> Reverts:
+        return reduce(Reverts.add, self.versions, NO_REVERTS)
+
+    def plan_of(self, step: int) -> PlanKey:
+        """The plan that `step` was to be taken from."""
+        return PlanKey(self.reverts.newest_at(step - 1) or 0, step)
 
     def observe(self) -> None:
         """Everything that became visible since the last time, then what must hold at any moment."""
@@ -106,8 +129,8 @@ class Laws:
         place = TopicPartition(record.topic, record.partition)
         if place in self._inputs:
             group_id = event.group_id if isinstance(event, Rollout | Reward | RoutingTrace | Group) else ""
-            step = event.step if isinstance(event, PackedBatch) else 0
-            self._inputs[place].append(_Input(record.offset, group_id, step))
+            plan = plan_key(event) if isinstance(event, PackedBatch) else None
+            self._inputs[place].append(_Input(record.offset, group_id, plan))
         match event:
             case Group():
                 self._outcome(event.group_id, event)
@@ -135,6 +158,7 @@ class Laws:
                     f"version {event.version} of the log came when {expected} was next",
                 )
                 self.versions.append(event)
+                self.stands.append(record.offset)
             case DeadLetter():
                 at = (event.source.topic, event.source.partition, event.source.offset)
                 _demand(at not in self.refused, "4", f"the record at {at} was refused twice")
@@ -170,7 +194,7 @@ class Laws:
     def _judge(self, one: GroupFate | PackedBatch) -> bool:
         """False where a group that it is about was not read yet."""
         groups = (one.group_id,) if isinstance(one, GroupFate) else one.group_ids
-        if not self.groups.keys() >= set(groups):
+        if not self.groups.keys() >= set(groups) or _versions_seen(one.cut) > self._versions_end:
             return False
         if isinstance(one, GroupFate):
             self._judged_rightly(one)
@@ -183,7 +207,23 @@ class Laws:
                 f"step {one.step} uses group {group_id} with a lag of {one.base_version - oldest} versions by its oldest "
                 f"span ({oldest}); {self._limits.max_lag} are allowed",
             )
+        reverts = self._reverts_at(one.cut)
+        _demand(
+            reverts.newest == one.newest_revert,
+            "9",
+            f"step {one.step} says that the last revert was {one.newest_revert}, its cut has seen {reverts.newest}",
+        )
         return True
+
+    @property
+    def _versions_end(self) -> int:
+        return self.stands[-1] + 1 if self.stands else 0
+
+    def _reverts_at(self, cut: Cut) -> Reverts:
+        """Those that pack had seen."""
+        seen = _versions_seen(cut)
+        known = [event for event, at in zip(self.versions, self.stands, strict=True) if at < seen]
+        return reduce(Reverts.add, known, NO_REVERTS)
 
     def _judged_rightly(self, fate: GroupFate) -> None:
         """By the versions that were really sampled from, and the version of use (law 6)."""
@@ -196,6 +236,16 @@ class Laws:
                 "6",
                 f"group {fate.group_id} was kept for version {used}; it is of version {truth.newest_version}, "
                 f"lineage {truth.rollouts[0].lineage}",
+            )
+        reverts = self._reverts_at(fate.cut)
+        sampled = {span.version for rollout in truth.rollouts for span in rollout.spans}
+        abandoned = [v for v in sampled if v <= (used or 0) and not reverts.leads(v, used or 0)]
+        foreign = truth.rollouts[0].lineage != LINEAGE
+        if fate.reason in ("trained", "lineage_abandoned"):
+            _demand(
+                (bool(abandoned) or foreign) == (fate.reason == "lineage_abandoned"),
+                "6",
+                f"group {fate.group_id} is {fate.reason} for version {used}; {abandoned} of {sorted(sampled)} were given up",
             )
         if fate.reason in ("trained", "stale"):
             _demand(
@@ -212,7 +262,8 @@ class Laws:
         return truth._replace(rollouts=tuple(r for r in truth.rollouts if r.index in joined))
 
     def _plan(self, batch: PackedBatch) -> None:
-        slices = self.plans.setdefault(batch.step, {})
+        key = plan_key(batch)
+        slices = self.plans.setdefault(key, {})
         _demand(batch.rank not in slices, "4", f"step {batch.step} was planned twice for rank {batch.rank}")
         others = list(slices.values())
         slices[batch.rank] = batch
@@ -228,11 +279,11 @@ class Laws:
         )
         self._to_judge.append(batch)
         for group_id in batch.group_ids:
-            before = self.planned.setdefault(group_id, batch.step)
+            before = self.planned.setdefault(group_id, key)
             _demand(
-                before == batch.step,
+                before == key,
                 "4",
-                f"group {group_id} is in the plans of steps {before} and {batch.step}",
+                f"group {group_id} is in the plans of steps {before} and {key}",
             )
 
     def _step(self, step: TrainStep) -> None:
@@ -269,9 +320,13 @@ class Laws:
             return True
         if place.topic == "groups":
             return one.group_id in self.fates
-        if place.topic == "packed-batches":
-            return one.step <= len(self.steps)
+        if place.topic == "packed-batches" and one.plan is not None:
+            return self.passed_over(one.plan) or one.plan.step <= len(self.steps)
         return one.group_id in self.assembled
+
+    def passed_over(self, plan: PlanKey) -> bool:
+        """Whether a revert that it did not know of came before its step."""
+        return self.reverts.passes_over(plan.step, plan.newest_revert)
 
     def check_whole(self) -> None:
         """No transaction is seen in part: outcome and mark, plan and fates of all ranks, step and version."""
@@ -284,11 +339,11 @@ class Laws:
         _demand(
             not self._to_judge, "10", f"fates or plans of groups that are not there: {self._to_judge[:1]}"
         )
-        for step, slices in self.plans.items():
+        for plan, slices in self.plans.items():
             _demand(
                 len(slices) == self._limits.ranks,
                 "4",
-                f"of {self._limits.ranks} ranks only {sorted(slices)} have a plan for step {step}",
+                f"of {self._limits.ranks} ranks only {sorted(slices)} have a plan for {plan}",
             )
         kept = {group_id for group_id, fate in self.fates.items() if fate.fate == "kept"}
         _demand(
@@ -296,17 +351,24 @@ class Laws:
             "6",
             f"kept but not planned, or planned but not kept: {sorted(kept ^ self.planned.keys())}",
         )
-        _demand(
-            sorted(self.plans) == list(range(1, len(self.plans) + 1)),
-            "3",
-            f"the planned steps have a hole: {sorted(self.plans)}",
-        )
+        for revert in {plan.newest_revert for plan in self.plans}:
+            steps = sorted(plan.step for plan in self.plans if plan.newest_revert == revert)
+            _demand(
+                steps == list(range(revert + 1, revert + 1 + len(steps))),
+                "3",
+                f"the planned steps after version {revert} have a hole: {steps}",
+            )
         made = [(v.version, v.state_digest) for v in self.versions if v.step > 0]
         _demand(
             made == [(s.version, s.state_digest) for s in self.steps],
             "3",
             f"versions {[v for v, _ in made]} and train-steps {[s.version for s in self.steps]} are not of one another",
         )
+
+
+def _versions_seen(cut: Cut) -> int:
+    """How far `weight-versions` had been read."""
+    return max((at.offset for at in cut.inputs if at.topic == "weight-versions"), default=0)
 
 
 def _demand(holds: bool, law: str, text: str) -> None:

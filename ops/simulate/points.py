@@ -14,6 +14,7 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     "assemble": (*_TRANSACTION, *_START),
     "pack": (*_TRANSACTION, *_START),
     "trainer": (*_TRANSACTION, *_START, "create", "get"),
+    "revert": (*_TRANSACTION, *_START, "create", "get", "head"),
 }
 # Inside a call, where nothing comes after that could be told from the call's own end.
 INNER: Final = ("await_marker", "write_rest")

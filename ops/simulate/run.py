@@ -17,7 +17,8 @@ from rollwire.consumers.trainer.arithmetic import arithmetic_run
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.session import Session as TrainerSession
 from rollwire.consumers.weights.publisher import PublisherConfig
-from rollwire.ops.simulate.actors import Actor, Life, Make, Producers
+from rollwire.consumers.weights.revert import Reverting, RevertRun
+from rollwire.ops.simulate.actors import ENDED, Actor, Errand, Life, Make, Producers
 from rollwire.ops.simulate.laws import CONSUMER, JOINED, PREFIX, Laws, Limits
 from rollwire.ops.simulate.log import SimulatedLog
 from rollwire.ops.simulate.points import POINTS
@@ -109,6 +110,7 @@ class Bench(NamedTuple):
     assemble: Callable[[Log, int, Settings, World, str], Life]  # the last: its process's name
     pack: Callable[[Log, Settings, World, str], Life]
     trainer: Callable[[Log, ObjectStore, Settings, World], Life]
+    reverts: float = 0.02  # how often somebody takes the lineage back, a thing that happens
 
 
 def make_assemble(log: Log, partition: int, settings: Settings, world: World, life: str) -> Life:
@@ -155,6 +157,41 @@ class TrainerLife:
         self._session.close()
 
 
+class RevertLife:
+    """The command that takes the lineage back to `to`."""
+
+    def __init__(self, log: Log, store: ObjectStore, to: int, settings: Settings, world: World) -> None:
+        self._world = world
+        self._work = Inline()
+        self._reverting = Reverting(
+            RevertRun(
+                log,
+                store,
+                PREFIX,
+                MODEL,
+                LINEAGE,
+                to,
+                "simulation",
+                publisher=settings.publisher,
+                clock=world.clock,
+                work=self._work,
+            )
+        )
+
+    def turn(self) -> object:
+        for _ in range(4):  # a trainer that starts meanwhile fences it: it hurries
+            ready = self._work.ready()
+            which = self._world.rng.randrange(len(ready) + 1)
+            if which < len(ready):
+                self._work.turn(ready[which])
+            elif self._reverting.turn() == "done":
+                return ENDED
+        return None
+
+    def close(self) -> None:
+        self._reverting.close()
+
+
 REAL: Final = Bench(make_assemble, make_pack, TrainerLife)
 
 
@@ -165,6 +202,7 @@ class Simulation:
         world = self.world = World(seed, POINTS)
         settings = self.settings = Settings.drawn(world.rng)
         self._wanted = effects
+        self._reverts = bench.reverts
         self.partitions = topics(settings.joined, settings.limits.ranks)
         self.log = SimulatedLog(world, self.partitions)
         self.store = MemoryStore(world.clock)
@@ -178,7 +216,9 @@ class Simulation:
         makes.append(("trainer", "trainer", partial(_trainer, bench, settings, world)))
         self.actors = [Actor(world, self.log, self.store, role, name, make) for role, name, make in makes]
         # A step of the trainer is many small turns, a batch of the others is one.
-        often = {"assemble": 2, "pack": 3, "trainer": 6}
+        often = {"assemble": 2, "pack": 3, "trainer": 6, "revert": 3}
+        self.reverter = Errand(world, self.log, self.store, "revert", "revert", self._revert)
+        self.actors.append(self.reverter)
         self._weighted = [actor for actor in self.actors for _ in range(often[actor.role])]
         self.laws = Laws(self.log, self.partitions, self.workload.groups, settings.limits)
         world.others = self._while_one_stands
@@ -202,6 +242,11 @@ class Simulation:
             world.clock.now_us(),
         )
         check_weights(self.laws, self.store, self.settings.limits)
+
+    def _revert(self, log: Log, store: ObjectStore, _life: str) -> Life:
+        """Back to any older version, one that was given up too."""
+        to = self.world.rng.randrange(len(self.laws.versions) - 1)
+        return RevertLife(log, store, to, self.settings, self.world)
 
     def _step(self) -> None:
         """One thing that happens: somebody's turn, an arrival, time, a death, a replacement."""
@@ -227,7 +272,10 @@ class Simulation:
             rng.choice(self.actors).kill()
         elif draw < 0.41:
             rng.choice(self.actors).replace()
-        elif draw < 0.46:
+        elif draw < 0.41 + self._reverts:
+            if len(self.laws.versions) > 1:
+                self.reverter.ask()
+        elif draw < 0.46 + self._reverts:
             actor = rng.choice(self.actors)
             if actor.copies:
                 actor.turn_copy(rng.randrange(actor.copies))

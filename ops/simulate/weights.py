@@ -19,13 +19,17 @@ from rollwire.streams.seams.store import ObjectStore
 
 def check_weights(laws: Laws, store: ObjectStore, limits: Limits) -> None:
     """Raises `Violated`. `store` is the one without faults."""
-    if len(laws.steps) < len(laws.plans):
-        raise Violated("8", f"at rest, {len(laws.plans)} steps are planned and {len(laws.steps)} trained")
-    sums = NOTHING
+    left = [plan for plan in laws.plans if not laws.passed_over(plan) and plan.step > len(laws.steps)]
+    if left:
+        raise Violated("8", f"at rest, {left} are planned and not trained")
+    made: list[Sums] = []
     state: State | None = None
     for version in laws.versions:
-        if version.step > 0:
-            sums = _trained(sums, laws, version)
+        if version.reverts_to is not None:
+            sums = made[version.reverts_to]
+        else:
+            sums = _trained(made[-1], laws, version) if made else NOTHING
+        made.append(sums)
         state = _chained(store, version, state)
         want, got = StateDigest.of(state_of(sums)).hex, StateDigest.of(state).hex
         if not want == got == version.state_digest:
@@ -33,10 +37,16 @@ def check_weights(laws: Laws, store: ObjectStore, limits: Limits) -> None:
                 "5",
                 f"version {version.version} says {version.state_digest}, the store holds {got}, its plans make {want}",
             )
-    members = [m for step in laws.plans for group in _groups(laws, step) for m in laws.groups[group].members]
+    last = len(made) - 1
+    line = [v for v in laws.versions[1:] if v.reverts_to is None and laws.reverts.leads(v.version, last)]
+    members = [
+        m for version in line for group in _groups(laws, version.step) for m in laws.groups[group].members
+    ]
     expected = sum(member.advantage is not None for member in members)
-    if sums.trained != expected:
-        raise Violated("4", f"{expected} rollouts were kept, {sums.trained} trained")
+    if made and made[-1].trained != expected:
+        raise Violated(
+            "4", f"{expected} rollouts were kept on the way to version {last}, {made[-1].trained} trained"
+        )
 
 
 def _trained(sums: Sums, laws: Laws, version: WeightVersion) -> Sums:
@@ -76,7 +86,7 @@ def _chained(store: ObjectStore, version: WeightVersion, before: State | None) -
 
 
 def _slices(laws: Laws, step: int) -> Sequence[PackedBatch]:
-    return [batch for _, batch in sorted(laws.plans[step].items())]
+    return [batch for _, batch in sorted(laws.plans[laws.plan_of(step)].items())]
 
 
 def _groups(laws: Laws, step: int) -> tuple[str, ...]:

@@ -7,16 +7,21 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from rollwire.consumers.packed_batches import PackedBatchReader
+from rollwire.consumers.trainer.arithmetic import ArithmeticLearner
 from rollwire.consumers.trainer.books import Books, Entry
 from rollwire.ops.simulate.run import REAL, Bench, make_assemble, make_pack
 from rollwire.ops.simulate.sweep import search
-from rollwire.schemas.records import Group
+from rollwire.schemas.records import Group, PackedBatch
 from rollwire.streams import pack
 from rollwire.streams.assemble import Assembler
 from rollwire.streams.pack_judge import Facts, examine
 from rollwire.streams.seams.log import Log, Outgoing, Reader, TopicPartition, TransactionalWriter, Writer
 
 SEEDS: Final = 1_000  # a bug that none of these finds is not found
+
+
+OFTEN: Final = REAL._replace(reverts=0.1)  # somebody takes the lineage back all the time
 
 
 class WrappedLog:
@@ -153,6 +158,21 @@ def _last(books: Books) -> Entry | None:
     return books.open[-1] if books.open else None
 
 
+def _takes_all(reader: PackedBatchReader, batch: PackedBatch) -> bool:
+    return batch.step <= reader.version
+
+
+def _forgets(
+    learner: ArithmeticLearner,
+    version: int,
+    offsets: Sequence[int],
+    last_digest: str | None,
+    newest_revert: int | None,
+) -> None:
+    learner.begin()
+    learner.start(version, offsets, last_digest, newest_revert)
+
+
 BUGS: Final[dict[str, Bug]] = {
     "the closed-set is skipped": Bug(("4", "9"), owner=Assembler, attribute="restore", value=lambda *_: None),
     "the closed-set is read before init_transactions": Bug(("4", "7"), _wrapped(LateWriter)),
@@ -161,6 +181,15 @@ BUGS: Final[dict[str, Bug]] = {
         ("2", "7"), owner=Assembler, attribute="committable", value=Assembler.read
     ),
     "the lag leaves the oldest span out": Bug(("6", "7"), owner=pack, attribute="examine", value=_newest),
+    "what waits is trained on though its version was given up": Bug(
+        ("6",), OFTEN, owner=pack, attribute="judge_line", value=lambda *_, **__: None
+    ),
+    "a plan that knew of no revert is trained": Bug(
+        ("3", "6", "7", "8", "9"), OFTEN, owner=PackedBatchReader, attribute="_passes_by", value=_takes_all
+    ),
+    "over a revert the weights are lost": Bug(
+        ("5", "7"), OFTEN, owner=ArithmeticLearner, attribute="move", value=_forgets
+    ),
     "step n+1 is committed before n": Bug(("3", "7"), owner=Books, attribute="first", value=property(_last)),
 }
 

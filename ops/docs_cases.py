@@ -56,6 +56,7 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "C30": Case("scalars and empty tensors", "shape, dtype and bits come back", "safetensors#839"),
         "C31": Case("an unknown dtype in the middle of an update", "refused before anything is touched", "slime#1679, safetensors#839, SkyRL#2072, #1898"),
         "C32": Case("minus zero and NaN payloads", "what changes are bits; the result is equal in bits", "torch-spyre#628, SkyRL#1903"),
+        "C34": Case("a host dies in the middle of an update", "one whole version is found at the next start, and told truthfully", "modal-projects/stitch#29"),
     },
     "Kafka": {
         "C36": Case("a commit that timed out hits a later transaction", "after any doubt a new producer; nothing lost, doubled or torn", "librdkafka#5423"),

@@ -132,6 +132,7 @@ def weights(
     every: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     kills: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 20,
     seed: int = 0,
+    jobs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 3,
     dir: Annotated[
         Path | None,
         Parameter(help="Use the stack that runs there, under a new prefix and in a new bucket."),
@@ -150,9 +151,11 @@ def weights(
     every
         Take each n-th cell of every part.
     kills
-        Kills at random points of a replica that writes a folder.
+        Kills at random points of a replica that writes a folder; half as many of who publishes.
     seed
         Seed of these points.
+    jobs
+        Cells that run side by side, of those with a death in them.
     """
     from rollwire.ops.chaos.report import console_of
     from rollwire.ops.chaos.weights.report import figures, print_outcome, print_result
@@ -162,7 +165,7 @@ def weights(
 
     configure_logging("error")  # what is broken on purpose makes many warnings
     console = console_of()
-    options = MatrixOptions(every=every, kills=kills, seed=seed, dir=dir, keep=keep)
+    options = MatrixOptions(every=every, kills=kills, seed=seed, dir=dir, keep=keep, jobs=jobs)
     try:
         outcome = run_matrix(options, lambda result: print_result(console, result))
     except KeyboardInterrupt:

@@ -12,21 +12,31 @@ from rollwire.ops.stack import StackInfo
 
 pytestmark = pytest.mark.system
 
-PARTS = {"publish", "follow", "store", "store_up", "store_down"}
+PARTS = {
+    "publish",
+    "follow",
+    "serve_numpy",
+    "serve_folder",
+    "kill_9_folder",
+    "kill_9_publish",
+    "store",
+    "store_up",
+    "store_down",
+}
 
 
-def test_c23_c24_c26_deaths_and_broken_words_on_the_real_services(
+def test_c23_c24_c26_c34_deaths_and_broken_words_on_the_real_services(
     stack: StackInfo, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """C23, C24, C26, T4: every cell is bit-equal or untouched, and goes on by itself."""
+    """C23, C24, C26, C34, T4: every cell is bit-equal or untouched, and goes on by itself."""
     file = tmp_path / "crash.json"
     code = run(
-        ["chaos", "weights", "--dir", str(stack.dir), "--every", "23", "--kills", "3", "--json", str(file)]
+        ["chaos", "weights", "--dir", str(stack.dir), "--every", "41", "--kills", "3", "--json", str(file)]
     )
     printed = capfd.readouterr().out
     assert code == 0, printed
     figures = {f["name"]: f["value"] for f in msgspec.json.decode(file.read_bytes())["results"]}
     assert figures["crash.failed"] == 0
-    assert figures["crash.cells"] >= 12
+    assert figures["crash.cells"] >= 20
     assert all(figures[f"crash.cells.{part}"] >= 1 for part in PARTS)
     assert "cells in" in printed

@@ -20,6 +20,7 @@ T = TypeVar("T")
 Side = Literal["before", "after"]
 SIDES: Final[tuple[Side, ...]] = ("before", "after")
 DIED: Final = 86  # exit code of a process that ended where it was told to
+FOLDER: Final = "fs "  # what the names of changes in a folder begin with
 
 # What changes a folder, as the interpreter tells its audit hooks; `open` counts where it writes.
 _CHANGES: Final = frozenset(
@@ -89,7 +90,7 @@ class Effects:
                 isinstance(a, str | bytes | os.PathLike) and os.fsdecode(a).startswith(root) for a in args[:2]
             ):
                 # It is told before the change; so one that dies after a change dies before the next one.
-                self.around(f"fs {event.removeprefix('os.')}", lambda: None)
+                self.around(f"{FOLDER}{event.removeprefix('os.')}", lambda: None)
 
         sys.addaudithook(hook)
 

@@ -1,4 +1,4 @@
-"""Lives of the two roles: in memory, a thread each; for real, a process each, forked from one that has imported everything."""
+"""Lives of the roles: in memory, a thread each; for real, a process each, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from typing import Final, Literal, Protocol, Self
 import msgspec
 import structlog
 
+from rollwire.consumers.weights.targets.folder import FolderTarget
+from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.ops.chaos.weights.effects import DIED, Crash, Effects
-from rollwire.ops.chaos.weights.roles import follow, publish
+from rollwire.ops.chaos.weights.roles import follow, publish, serve
+from rollwire.ops.chaos.weights.targets import Failure
 from rollwire.ops.demo.supervisor import child_environment, tail
 from rollwire.schemas.errors import DeadlineExceeded, StackError
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 
-Role = Literal["publish", "follow"]
+Role = Literal["publish", "follow", "numpy", "folder"]
 _log = structlog.get_logger()
 _START_S: Final = 60.0
 _KILL_S: Final = 30.0
@@ -47,6 +50,8 @@ class Task(msgspec.Struct, frozen=True):
     lineage: str
     upto: int
     crash: Crash | None = None
+    folder: str = ""  # of the role that serves one
+    failure: Failure | None = None  # of the target, instead of a death
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -76,10 +81,17 @@ class Lives(Protocol):
 
 
 def run_role(task: Task, log: Log, store: ObjectStore, effects: Effects) -> None:
-    if task.role == "publish":
-        publish(log, store, task.lineage, task.upto, effects)
-    else:
-        follow(log, store, task.lineage, task.upto, effects)
+    """The life of a task, in this thread. Raises what the role raises."""
+    match task.role:
+        case "publish":
+            publish(log, store, task.lineage, task.upto, effects)
+        case "follow":
+            follow(log, store, task.lineage, task.upto, effects)
+        case "numpy":
+            serve(log, store, task.lineage, task.upto, effects, NumpyTarget(), task.failure)
+        case "folder":
+            target = FolderTarget(Path(task.folder))
+            serve(log, store, task.lineage, task.upto, effects, target, task.failure)
 
 
 class MemoryLives:
@@ -108,7 +120,9 @@ class _ThreadLife:
 
     def kill(self) -> None:
         self._effects.dead.set()
-        self._thread.join(_KILL_S)  # its threads end with it, so that nothing of it is left over in the next cell
+        self._thread.join(
+            _KILL_S
+        )  # its threads end with it, so that nothing of it is left over in the next cell
 
     def _run(self, task: Task, log: Log, store: ObjectStore) -> None:
         try:
@@ -146,6 +160,7 @@ class ForkedLives:
     def __init__(self, access: Access, logs: Path) -> None:
         self._access = access
         self._logs = logs
+        self._lock = threading.Lock()
         self._number = 0
         self._lives: dict[int, _ForkedLife] = {}
         self._ready: queue.Queue[bytes] = queue.Queue()
@@ -176,14 +191,15 @@ class ForkedLives:
         self.close()
 
     def start(self, task: Task) -> Life:
-        self._number += 1
-        log = self._logs / f"{self._number:04d}-{task.role}.log"
-        life = self._lives[self._number] = _ForkedLife(log)
-        order = Order(self._number, task, self._access, str(log))
         if self._process.stdin is None:
             raise StackError("the nursery takes no orders")
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        self._process.stdin.flush()
+        with self._lock:
+            self._number += 1
+            log = self._logs / f"{self._number:04d}-{task.role}.log"
+            life = self._lives[self._number] = _ForkedLife(log)
+            order = Order(self._number, task, self._access, str(log))
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
         return life
 
     def close(self) -> None:

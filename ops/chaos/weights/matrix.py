@@ -9,15 +9,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.verify import verify_version
-from rollwire.ops.chaos.weights.effects import SIDES, Crash
-from rollwire.ops.chaos.weights.lives import Ended, Life, Lives, MemoryLives, Task
+from rollwire.ops.chaos.weights.effects import FOLDER, SIDES, Crash
+from rollwire.ops.chaos.weights.lives import Ended, Life, Lives, MemoryLives, Role, Task
 from rollwire.ops.chaos.weights.roles import WAIT_S, events_of, links_of, replica_of
 from rollwire.ops.chaos.weights.states import LAST, PUBLISHER, digest_of, model_of, state_of
-from rollwire.schemas.errors import DeadlineExceeded, RollwireError
+from rollwire.ops.chaos.weights.targets import Failure, version_in
+from rollwire.schemas.errors import DeadlineExceeded, RollwireError, TargetFailed
 from rollwire.schemas.records import FleetStatus, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.log import Log, TopicPartition, Writer
@@ -48,24 +52,29 @@ class Result(NamedTuple):
 
 
 def crashes(seen: Mapping[str, int]) -> list[Crash]:
-    """Both sides of every effect that a life had."""
+    """Both sides of every effect that a life had; after a change in a folder is before the next one."""
     return [
         Crash(name, hit, side)
         for name, times in seen.items()
         for hit in range(1, times + 1)
-        for side in SIDES
+        for side in (SIDES[:1] if name.startswith(FOLDER) else SIDES)
     ]
 
 
-def publisher_cell(bench: Bench, crash: Crash | None) -> dict[str, int]:
+def publisher_cell(bench: Bench, crash: Crash | None, kill_s: float | None = None) -> dict[str, int]:
     """Who publishes dies there. A replica follows all the while and compares whatever it serves. Returns the effects of a
-    life without a crash. Raises `CellFailed`."""
+    life without a crash. `kill_s`: it is killed so many seconds after its start, wherever it is then. Raises `CellFailed`.
+    """
     lineage = new_lineage()
     watcher = MemoryLives(bench.log, bench.store).start(Task("follow", lineage, LAST))
     try:
-        first = end_of(bench.lives.start(Task("publish", lineage, LAST, crash)), "who publishes")
+        life = bench.lives.start(Task("publish", lineage, LAST, crash))
+        if kill_s is not None and life.ended(kill_s) is None:
+            life.kill()
+        first = end_of(life, "who publishes")
         if crash is not None:
             _died_there(first, crash)
+        if first.died:
             judge_versions(bench, lineage, complete=False)
             ended_well(
                 end_of(bench.lives.start(Task("publish", lineage, LAST)), "the next life"), "the next life"
@@ -79,23 +88,38 @@ def publisher_cell(bench: Bench, crash: Crash | None) -> dict[str, int]:
     return dict(first.seen)
 
 
-def replica_cell(bench: Bench, crash: Crash | None) -> dict[str, int]:
+def replica_cell(
+    bench: Bench,
+    crash: Crash | None,
+    role: Role = "follow",
+    *,
+    folder: Path | None = None,
+    failure: Failure | None = None,
+    kill_s: float | None = None,
+) -> dict[str, int]:
     """Who follows dies there. Each version is committed when the one before it is said to be served, so that the path is
-    always the same. As `publisher_cell`."""
+    always the same. As `publisher_cell`. `failure`: its target fails once, nobody dies. `kill_s`: it is killed so many
+    seconds after its start, wherever it is then.
+    """
     lineage = new_lineage()
     events = stored(bench.store, lineage)
-    writer = bench.log.writer()
-    reports = Reports(bench.log, lineage)
-    life: Life | None = None
+    writer, reports = bench.log.writer(), Reports(bench.log, lineage)
+    task = Task(role, lineage, LAST, crash, "" if folder is None else str(folder), failure)
+    commit_event(writer, events[0])
+    life = bench.lives.start(task)
+    fed, first = 0, None
+    deadline = time.monotonic() + WAIT_S
+    kill_at = None if kill_s is None else time.monotonic() + kill_s
     try:
-        commit_event(writer, events[0])
-        life = bench.lives.start(Task("follow", lineage, LAST, crash))
-        fed, first = 0, None
-        deadline = time.monotonic() + WAIT_S
         while True:
-            for status in reports.poll():
-                judge_status(status)
-                if status.state == "swapped" and status.version == fed < LAST:
+            if kill_at is not None and time.monotonic() >= kill_at:
+                life.kill()
+                kill_at = None
+            for status in reports.poll(
+                _LOOK_S if kill_at is None else max(0.0, min(_LOOK_S, kill_at - time.monotonic()))
+            ):
+                judge_status(status, "" if failure is None else "Failed")
+                if fed < LAST and reports.settled(fed):
                     fed += 1
                     commit_event(writer, events[fed])
             end = life.ended()
@@ -103,28 +127,46 @@ def replica_cell(bench: Bench, crash: Crash | None) -> dict[str, int]:
                 if time.monotonic() > deadline:
                     raise CellFailed(f"version {fed} was not served within {WAIT_S:g} s")
                 continue
-            if first is not None or crash is None:
+            if first is not None or (crash is None and not (kill_s is not None and end.died)):
                 ended_well(end, "who follows" if first is None else "the next life")
                 first = first or end
                 break
-            _died_there(end, crash)
+            if crash is not None:
+                _died_there(end, crash)
+            judge_folder(folder, reports)
             first = end
-            life = bench.lives.start(Task("follow", lineage, LAST))
+            life = bench.lives.start(msgspec.structs.replace(task, crash=None))
         reports.drain()
+        judge_folder(folder, reports)
         last = [status.state for status in reports.all][-2:]
         if last != ["swapped", "stopped"] or reports.all[-1].version != LAST:
             raise CellFailed(f"the last reports are {last} of version {reports.all[-1].version}")
+        if failure is not None and "refused" not in {status.state for status in reports.all}:
+            raise CellFailed("nothing was refused, though the target failed")
         return dict(first.seen)
     finally:
+        life.kill()
         reports.close()
         writer.close()
-        if life is not None:
-            life.kill()
+
+
+def judge_folder(folder: Path | None, reports: Reports) -> None:
+    """What a reader of the folder finds is one whole version, as new as the last one said to be served. Raises
+    `CellFailed`."""
+    if folder is None:
+        return
+    said = max((status.version for status in reports.all if status.state == "swapped"), default=-1)
+    try:
+        found = version_in(folder)
+    except TargetFailed as torn:
+        raise CellFailed(str(torn)) from torn
+    if (-1 if found is None else found) < said:
+        raise CellFailed(f"version {said} was said to be served, the folder has {found}")
 
 
 def judge_versions(bench: Bench, lineage: str, *, complete: bool) -> None:
     """Every version that is visible is there once, in order, and gives its bits along every way. Raises `CellFailed`."""
-    events = events_of(bench.log, lineage)
+    events = events_of(bench.log, lineage, hidden=complete)
     numbers = [event.version for event in events]
     if numbers != list(range(LAST + 1 if complete else len(numbers))):
         raise CellFailed(f"the versions in the log are {numbers}")
@@ -166,6 +208,14 @@ class Reports:
         new = [e for e in events if isinstance(e, FleetStatus) and e.replica == self._replica]
         self.all += new
         return new
+
+    def settled(self, version: int) -> bool:
+        """Whether the replica has done what it will do about a version: it serves it, or its user's probe refused it."""
+        return any(
+            status.wanted_version == version
+            and (status.state == "swapped" or (status.state == "refused" and "ProbeFailed" in status.reason))
+            for status in self.all
+        )
 
     def drain(self) -> None:
         """Reads on to where the topic ends now. Raises `DeadlineExceeded`."""

@@ -81,6 +81,8 @@ def _live(order: Order, seen: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         access = order.access
         effects = Effects(order.task.crash, exit_now)
+        if order.task.folder:
+            effects.watch_folder(Path(order.task.folder))
         log = KafkaLog(access.bootstrap, prefix=access.prefix, client_id=f"chaos-{order.task.role}")
         store = S3Store(
             access.endpoint,

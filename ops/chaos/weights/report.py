@@ -20,7 +20,7 @@ _SIDES: Final = ("before ", "after ")
 def print_result(console: Console, result: Result) -> None:
     verdict = f"FAILED: {result.problem}" if result.problem else "ok"
     console.print(
-        f"{result.part:<12} {result.cell:<45} {result.seconds:5.1f} s  {verdict}",
+        f"{result.part:<17} {result.cell:<45} {result.seconds:5.1f} s  {verdict}",
         soft_wrap=True,
         markup=False,
     )
@@ -67,7 +67,7 @@ def what_of(cell: str) -> str:
     for side in _SIDES:
         if cell.startswith(side) and " #" in cell:
             return cell.removeprefix(side).rsplit(" #", 1)[0]
-    return cell
+    return cell.partition(", after ")[0] if cell.startswith("at random") else cell
 
 
 def figures(outcome: Outcome) -> list[Figure]:

@@ -8,15 +8,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from rollwire.consumers.weights.follower import Follower, FollowerConfig
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
 from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber
+from rollwire.consumers.weights.targets.folder import FolderTarget
+from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.kernels.tensors import State, Tensor
 from rollwire.ops.chaos.weights.effects import Effects
 from rollwire.ops.chaos.weights.seams import CrashLog, CrashStore
 from rollwire.ops.chaos.weights.states import PUBLISHER, model_of, same_bits, state_of
-from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch
+from rollwire.ops.chaos.weights.targets import CrashFolder, CrashTarget, Failure, served_by
+from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, TargetFailed
 from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.log import Log
@@ -28,9 +32,10 @@ _LOOK_S: Final = 0.05
 QUICK: Final = SubscriberConfig(poll_s=0.02, backoff_s=0.05, backoff_max_s=0.5)
 
 
-def events_of(log: Log, lineage: str) -> list[WeightVersion]:
-    """The committed versions of a lineage, in order, repeats included."""
-    found = (decode_record(record) for record in scan(log, ["weight-versions"]))
+def events_of(log: Log, lineage: str, *, hidden: bool = True) -> list[WeightVersion]:
+    """The committed versions of a lineage, in order, repeats included. `hidden`: also what somebody else's open transaction
+    hides; it is waited for."""
+    found = (decode_record(record) for record in scan(log, ["weight-versions"], hidden=hidden))
     return [event for event in found if isinstance(event, WeightVersion) and event.lineage == lineage]
 
 
@@ -117,6 +122,51 @@ def follow(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effec
     finally:
         subscriber.close()
     effects.check()  # the last report may have been its end
+
+
+def serve(
+    log: Log,
+    store: ObjectStore,
+    lineage: str,
+    upto: int,
+    effects: Effects,
+    target: NumpyTarget | FolderTarget,
+    failure: Failure | None = None,
+) -> None:
+    """As `follow`, by a follower that keeps a target at each version. Raises `TargetFailed` where an undo left something
+    else than the version before; a swap that gives anything but its version is refused by the probe, and reported.
+    """
+    crashing = (
+        CrashFolder(target, effects, failure)
+        if isinstance(target, FolderTarget)
+        else CrashTarget(target, effects, failure)
+    )
+    follower = Follower(
+        CrashLog(log, effects),
+        CrashStore(store, effects),
+        crashing,
+        fleet="chaos",
+        replica=replica_of(lineage),
+        lineage=lineage,
+        probe=crashing.probe,
+        config=FollowerConfig(subscriber=QUICK),
+    )
+    try:
+        served: int | None = None
+        while served != upto:
+            effects.check()
+            try:
+                served = follower.wait_served(upto, _LOOK_S).version
+            except DeadlineExceeded:
+                continue
+    finally:
+        follower.close()
+        target.close()
+    effects.check()
+    if crashing.torn:
+        raise TargetFailed(crashing.torn)
+    if not same_bits(served_by(target), state_of(upto)):
+        raise TargetFailed(f"what is served as version {upto} is not that version")
 
 
 def replica_of(lineage: str) -> str:

@@ -3,13 +3,16 @@ word, bad input, and kills at random."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +28,7 @@ from rollwire.ops.chaos.weights.matrix import (
     publisher_cell,
     replica_cell,
 )
+from rollwire.ops.chaos.weights.targets import FAILURES, KINDS, Failure, Kind
 from rollwire.ops.stack import StackConfig, StackInfo, read_stack, running_stack
 from rollwire.ops.topics import apply_topics
 from rollwire.schemas.errors import ConfigError
@@ -41,6 +45,7 @@ class MatrixOptions(NamedTuple):
     seed: int = 0
     dir: Path | None = None  # of a running stack to use; None = one of its own
     keep: bool = False  # logs, also when all went well
+    jobs: int = 3  # cells with a death in them that run side by side: most of one is waiting
 
 
 class Outcome(NamedTuple):
@@ -107,8 +112,9 @@ def _cells(options: MatrixOptions, stack: StackInfo, logs: Path) -> Iterator[Res
         lives = held.enter_context(ForkedLives(access, logs))
         proxy = held.enter_context(S3Proxy(stack.s3_endpoint))
         bench = Bench(lives, log, store)
-        for part, cell in (("publish", publisher_cell), ("follow", replica_cell)):
-            yield from crash_cells(part, bench, cell, options.every)
+        yield from crash_cells("publish", bench, publisher_cell, options.every, options.jobs)
+        yield from replica_cells(bench, logs.parent / "folders", options.every, options.jobs)
+        yield from killed_cells(bench, logs.parent / "killed", options.kills, options.seed, options.jobs)
         through = S3Store(proxy.endpoint, access.bucket, *keys, timeout_s=_THROUGH_S)
         yield judged("store", "it ignores If-None-Match", partial(unfit_cell, proxy, access, through))
         for fault in UP[:: options.every]:
@@ -117,12 +123,72 @@ def _cells(options: MatrixOptions, stack: StackInfo, logs: Path) -> Iterator[Res
             yield judged("store, down", fault.name, partial(down_cell, bench, proxy, through, fault))
 
 
+def replica_cells(bench: Bench, folders: Path, every: int = 1, jobs: int = 1) -> Iterator[Result]:
+    """Deaths of a process that samples, and of followers of each kind of target; and targets that fail them."""
+    yield from crash_cells("follow", bench, replica_cell, every, jobs)
+    number = count()
+
+    def cell(kind: Kind, bench: Bench, crash: Crash | None, failure: Failure | None = None) -> dict[str, int]:
+        folder = folders / str(next(number)) if kind == "folder" else None
+        if folder is not None:
+            folder.mkdir(parents=True)
+        return replica_cell(bench, crash, kind, folder=folder, failure=failure)
+
+    for kind in KINDS:
+        yield from crash_cells(f"serve, {kind}", bench, partial(cell, kind), every, jobs)
+        failures = [
+            (f"its target fails: {failure}", partial(cell, kind, bench, None, failure))
+            for failure in FAILURES
+        ]
+        yield from side_by_side(f"serve, {kind}", failures, jobs)
+
+
+def killed_cells(bench: Bench, folders: Path, kills: int, seed: int, jobs: int = 1) -> Iterator[Result]:
+    """Kills at random points of the time that a life takes: of followers that write a folder (C34), and half as many of
+    who publishes."""
+    rng = random.Random(seed)  # an order of tests, not a secret
+
+    def serving(number: str, kill_s: float | None) -> None:
+        folder = folders / number
+        folder.mkdir(parents=True)
+        replica_cell(bench, None, "folder", folder=folder, kill_s=kill_s)
+
+    parts: tuple[tuple[str, int, Callable[[str, float | None], object]], ...] = (
+        ("kill -9, folder", kills, serving),
+        ("kill -9, publish", (kills + 1) // 2, lambda _, kill_s: publisher_cell(bench, None, kill_s)),
+    )
+    for part, times, cell in parts:
+        if times:
+            whole = judged(part, "nobody dies", partial(cell, "whole", None))
+            yield whole
+            points = [rng.uniform(0.0, whole.seconds) for _ in range(times)]
+            cells = [
+                (f"at random, after {kill_s:.3f} s", partial(cell, str(number), kill_s))
+                for number, kill_s in enumerate(points)
+            ]
+            yield from side_by_side(part, cells, jobs)
+
+
 def crash_cells(
-    part: str, bench: Bench, cell: Callable[[Bench, Crash | None], dict[str, int]], every: int = 1
+    part: str,
+    bench: Bench,
+    cell: Callable[[Bench, Crash | None], dict[str, int]],
+    every: int = 1,
+    jobs: int = 1,
 ) -> Iterator[Result]:
     """A life in which nobody dies, which tells the effects, and then a death at each of them."""
     seen: dict[str, int] = {}
     yield judged(part, "nobody dies", lambda: seen.update(cell(bench, None)))
     # Both sides of an effect stand side by side: an odd stride takes as many of each.
-    for crash in crashes(seen)[:: every | 1]:
-        yield judged(part, str(crash), partial(cell, bench, crash))
+    taken = crashes(seen)[:: every | 1]
+    yield from side_by_side(part, [(str(crash), partial(cell, bench, crash)) for crash in taken], jobs)
+
+
+def side_by_side(part: str, cells: Sequence[tuple[str, Callable[[], object]]], jobs: int) -> Iterator[Result]:
+    """The results of the cells, in their order."""
+    if jobs == 1:
+        for name, cell in cells:
+            yield judged(part, name, cell)
+        return
+    with ThreadPoolExecutor(jobs, thread_name_prefix="cell") as pool:
+        yield from pool.map(lambda named: judged(part, *named), cells)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rollwire.consumers.weights.targets.folder import FolderTarget
+from rollwire.consumers.weights.targets.target import Update
 from rollwire.ops.chaos.weights.effects import DIED, Crash, Effects
 from rollwire.ops.chaos.weights.lives import MemoryLives, Task
 from rollwire.ops.chaos.weights.matrix import (
@@ -20,8 +22,9 @@ from rollwire.ops.chaos.weights.matrix import (
     replica_cell,
 )
 from rollwire.ops.chaos.weights.report import cells_table, figures, what_of
-from rollwire.ops.chaos.weights.run import Outcome, crash_cells
+from rollwire.ops.chaos.weights.run import Outcome, crash_cells, killed_cells, replica_cells
 from rollwire.ops.chaos.weights.states import EMPTY, LAST, digest_of, state_of
+from rollwire.ops.chaos.weights.targets import FAILURES, KINDS, Failure, Kind
 from rollwire.schemas.records import FleetState, FleetStatus
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log_memory import MemoryLog
@@ -53,13 +56,50 @@ def test_c24_c26_whoever_publishes_may_die_anywhere() -> None:
     assert sides >= {"before", "after"}
 
 
-def test_c23_whoever_follows_may_die_anywhere() -> None:
-    """C23, law 3: it serves one version or the other, says so truthfully, and the next life goes on."""
-    results = list(crash_cells("follow", bench_of(MemoryStore()), replica_cell, EVERY))
+def test_c23_c34_whoever_follows_may_die_anywhere(tmp_path: Path) -> None:
+    """C23, C34, law 3: it serves one version or the other, says so truthfully, and the next life goes on; a target that fails
+    it serves the version before."""
+    results = list(replica_cells(bench_of(MemoryStore()), tmp_path, 5))
     assert [result for result in results if result.problem] == []
-    assert len(results) > 20
-    assert names(results) >= {"get deltas", "get anchors"}
-    assert {f"report swapped {version}" for version in range(LAST + 1)} & names(results)
+    assert {result.part for result in results} == {"follow", "serve, numpy", "serve, folder"}
+    assert len(results) > 40
+    assert "get deltas" in names(results)
+    for effect in ("stage", "swap", "read back", "keep", "report staged", "report swapped"):
+        assert {f"{effect} {version}" for version in range(LAST + 1)} & names(results), effect
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_target_that_fails_leaves_the_version_before(kind: Kind, failure: Failure, tmp_path: Path) -> None:
+    folder = tmp_path if kind == "folder" else None
+    replica_cell(bench_of(MemoryStore()), None, kind, folder=folder, failure=failure)
+
+
+class TornFolder(FolderTarget):
+    """Writes the files of the next version over those of the version that serves."""
+
+    def stage(self, update: Update) -> None:
+        linked = self.current.resolve()
+        super().stage(update)
+        if update.event.version == 1 and self.staged is not None:
+            for file in self.staged.glob("*.safetensors"):
+                (linked / file.name).write_bytes(file.read_bytes())
+
+
+def test_c34_a_folder_that_is_written_in_place_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C34: a death after the files and before the link leaves a version that says it is another one."""
+    monkeypatch.setattr("rollwire.ops.chaos.weights.lives.FolderTarget", TornFolder)
+    crash = Crash("swap 1", 1, "before")
+    with pytest.raises(CellFailed, match="says version 0 and is another one"):
+        replica_cell(bench_of(MemoryStore()), crash, "folder", folder=tmp_path)
+
+
+def test_c34_kills_at_random_points_of_a_follower_and_a_publisher(tmp_path: Path) -> None:
+    results = list(killed_cells(bench_of(MemoryStore()), tmp_path, 4, seed=1))
+    assert [result for result in results if result.problem] == []
+    assert len(results) == (1 + 4) + (1 + 2)
 
 
 class LyingStore(MemoryStore):

@@ -20,9 +20,9 @@ All arithmetic is modulo 2^64; the two halves are added as one 128-bit number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numba
 import numpy as np
@@ -49,6 +49,12 @@ def jit(signature: str | None = None) -> Callable[[Callable[..., Any]], Callable
         signature, cache=True, nogil=True
     )
     return decorate
+
+
+def plain(compiled: Any) -> Callable[..., Any]:
+    """The Python function of a compiled one, to be compiled again for stated types."""
+    function: Callable[..., Any] = compiled.py_func
+    return function
 
 
 @jit()
@@ -162,16 +168,14 @@ def tensor_blake3(tensor: Tensor) -> str:
     return hasher.hexdigest()
 
 
-class _Sums:
-    """One tensor's layout and the sums of its chunks. None: not known here. Lists are shared by copies until written."""
+class _Layout(NamedTuple):
+    """What copies of a digest share: T tensors, in order of name, and all their chunks, C, side by side."""
 
-    __slots__ = ("chunks", "dtype", "shape", "total")
-
-    def __init__(self, dtype: str, shape: tuple[int, ...], chunks: list[int | None]) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.chunks = chunks
-        self.total: int | None = None  # of all chunks, once somebody asked
+    names: dict[str, int]  # -> which tensor
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    first_T: NDArray[np.int64]  # [T + 1] the row of each tensor's first chunk, and C
+    labels: tuple[bytes, ...]  # what the state's digest covers beside the sums
 
 
 class StateDigest:
@@ -180,24 +184,23 @@ class StateDigest:
     Of a state of parts it knows the sums of these parts' chunks only, until `fill` or `set` says the others.
     """
 
-    __slots__ = ("_hex", "_own", "_sums")
+    __slots__ = ("_hex", "_known", "_layout", "_sums")
 
-    def __init__(self, sums: dict[str, _Sums]) -> None:
-        self._sums = sums
-        self._own: set[str] = set()  # tensors whose list no copy shares
+    def __init__(self, layout: _Layout, sums_C: NDArray[np.uint64], known_C: NDArray[np.bool_]) -> None:
+        self._layout = layout
+        self._sums = sums_C  # [C, 2] low and high 64 bits
+        self._known = known_C
         self._hex: str | None = None
 
     @classmethod
     def of(cls, state: State) -> Self:
         """Reads every element once. Raises `StateMismatch` for parts off the chunk grid."""
-        sums: dict[str, _Sums] = {}
+        digest = cls._unknown({name: (t.dtype, t.shape) for name, t in state.items()})
         for name, t in state.items():
-            held = held_sums(t, name)
-            first = t.start // CHUNK_ELEMENTS
-            chunks: list[int | None] = [None] * chunk_count(t.elements)
-            chunks[first : first + len(held)] = held
-            sums[name] = _Sums(t.dtype, t.shape, chunks)
-        return cls(sums)
+            row = int(digest._layout.first_T[digest._layout.names[name]]) + t.start // CHUNK_ELEMENTS
+            held = b"".join(total.to_bytes(16, "little") for total in held_sums(t, name))
+            digest._put(row, held)
+        return digest
 
     @classmethod
     def from_sums(cls, table: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> Self:
@@ -205,61 +208,93 @@ class StateDigest:
 
         Raises `StateMismatch` where their number does not fit the shape.
         """
-        sums: dict[str, _Sums] = {}
-        for name, (dtype, shape, packed) in table.items():
+        digest = cls._unknown({name: (dtype, shape) for name, (dtype, shape, _) in table.items()})
+        for name, (_, shape, packed) in table.items():
             if len(packed) != 16 * chunk_count(math.prod(shape)):
                 raise StateMismatch(f"{name}: {len(packed)} bytes of chunk sums do not fit {list(shape)}")
-            chunks: list[int | None] = [
-                int.from_bytes(packed[at : at + 16], "little") for at in range(0, len(packed), 16)
-            ]
-            sums[name] = _Sums(dtype, shape, chunks)
-        return cls(sums)
+            digest._put(int(digest._layout.first_T[digest._layout.names[name]]), packed)
+        return digest
+
+    @classmethod
+    def _unknown(cls, layouts: Mapping[str, tuple[str, tuple[int, ...]]]) -> Self:
+        names = sorted(layouts)
+        first_T = np.zeros(len(names) + 1, np.int64)
+        np.cumsum([chunk_count(math.prod(layouts[name][1])) for name in names], out=first_T[1:])
+        layout = _Layout(
+            {name: i for i, name in enumerate(names)},
+            tuple(layouts[name][0] for name in names),
+            tuple(layouts[name][1] for name in names),
+            first_T,
+            tuple(_label(name, *layouts[name]) for name in names),
+        )
+        count = int(first_T[-1])
+        return cls(layout, np.zeros((count, 2), np.uint64), np.zeros(count, np.bool_))
+
+    def _put(self, row: int, packed: bytes) -> None:
+        sums = np.frombuffer(packed, "<u8").reshape(-1, 2)
+        self._sums[row : row + len(sums)] = sums
+        self._known[row : row + len(sums)] = True
 
     def table(self) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         """What `from_sums` reads. Raises `StateMismatch` while a chunk's sum is not known."""
+        self._all_known()
+        first_T, layout = self._layout.first_T, self._layout
         return {
             name: (
-                entry.dtype,
-                entry.shape,
-                b"".join(known.to_bytes(16, "little") for known in self.chunk_sums(name)),
+                layout.dtypes[i],
+                layout.shapes[i],
+                self._sums[first_T[i] : first_T[i + 1]].astype("<u8").tobytes(),
             )
-            for name, entry in self._sums.items()
+            for name, i in layout.names.items()
         }
 
     def copy(self) -> StateDigest:
-        self._own.clear()  # lists are shared from now on, by both
-        made = StateDigest(dict(self._sums))
+        made = StateDigest(self._layout, self._sums.copy(), self._known.copy())
         made._hex = self._hex
         return made
 
     def __contains__(self, name: str) -> bool:
-        return name in self._sums
+        return name in self._layout.names
 
     @property
     def names(self) -> Collection[str]:
-        return self._sums.keys()
+        """In order."""
+        return self._layout.names.keys()
 
     def layout(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape). Raises `StateMismatch` for an unknown name."""
-        entry = self._entry(name)
-        return entry.dtype, entry.shape
+        at = self._tensor(name)
+        return self._layout.dtypes[at], self._layout.shapes[at]
 
     def chunk_sums(self, name: str) -> tuple[int, ...]:
         """Raises `StateMismatch` for an unknown name, or while a chunk's sum is not known."""
-        known = tuple(s for s in self._entry(name).chunks if s is not None)
-        if len(known) != len(self._entry(name).chunks):
-            raise StateMismatch(
-                f"{name}: {len(self._entry(name).chunks) - len(known)} chunks' sums are not known"
-            )
-        return known
+        at = self._tensor(name)
+        count = int(self._layout.first_T[at + 1] - self._layout.first_T[at])
+        return tuple(self.chunk_sum(name, chunk) for chunk in range(count))
 
     def chunk_sum(self, name: str, chunk: int) -> int:
         """Raises `StateMismatch` as `chunk_sums`, and for a chunk that is not there."""
-        chunks = self._entry(name).chunks
-        known = chunks[chunk] if 0 <= chunk < len(chunks) else None
-        if known is None:
-            raise StateMismatch(f"{name}: the sum of chunk {chunk} of {len(chunks)} is not known")
-        return known
+        row = self._row(name, chunk)
+        if not self._known[row]:
+            raise StateMismatch(f"{name}: the sum of chunk {chunk} is not known")
+        return join_128(*self._sums[row].tolist())
+
+    def rows(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each tensor's first chunk, for `sums_at` and `set_at`. Raises `StateMismatch` for an unknown name."""
+        first_T = self._layout.first_T
+        return first_T[[self._tensor(name) for name in names]] if len(names) else first_T[:0]
+
+    def sums_at(self, rows_K: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """[K, 2] low and high halves of these chunks' sums. Raises `StateMismatch` where one is not known."""
+        if not self._known[rows_K].all():
+            raise StateMismatch(f"{int((~self._known[rows_K]).sum())} chunks' sums are not known")
+        return self._sums[rows_K]
+
+    def set_at(self, rows_K: NDArray[np.int64], sums_K: NDArray[np.uint64]) -> None:
+        """As `set`, for many chunks: [K, 2] low and high halves."""
+        self._sums[rows_K] = sums_K
+        self._known[rows_K] = True
+        self._hex = None
 
     def update(
         self,
@@ -272,7 +307,7 @@ class StateDigest:
 
         Raises `StateMismatch` for an unknown name or arrays that do not fit it.
         """
-        lane = LANE_BYTES[self._entry(name).dtype]
+        lane = LANE_BYTES[self.layout(name)[0]]
         for what, array in (("old", old_bits_N), ("new", new_bits_N)):
             if array.shape != positions_N.shape or array.dtype != np.dtype(f"<u{lane}"):
                 raise StateMismatch(
@@ -293,43 +328,37 @@ class StateDigest:
 
     def set(self, name: str, chunk: int, total: int) -> None:
         """The chunk's sum is `total` from now on: from a delta's table, or another holder. Raises `StateMismatch`."""
-        entry = self._entry(name)
-        if not 0 <= chunk < len(entry.chunks):
-            raise StateMismatch(f"{name} has {len(entry.chunks)} chunks, no chunk {chunk}")
-        if name not in self._own:
-            shared, entry = entry, _Sums(entry.dtype, entry.shape, list(entry.chunks))
-            entry.total = shared.total
-            self._sums[name] = entry
-            self._own.add(name)
-        before = entry.chunks[chunk]
-        entry.chunks[chunk] = total
-        entry.total = (
-            None if entry.total is None or before is None else (entry.total - before + total) & MASK_128
-        )
+        row = self._row(name, chunk)
+        self._sums[row] = total & (2**64 - 1), total >> 64
+        self._known[row] = True
         self._hex = None
 
     def fill(self, other: StateDigest) -> None:
-        """Takes from `other` the sums that are not known here: other parts of the same state (another rank's).
+        """Takes from `other` what is not known here: other parts of the same state (another rank's).
 
         Raises `StateMismatch` where layouts differ, `DigestMismatch` where both know a chunk and disagree.
         """
-        for name, theirs in other._sums.items():
-            mine = self._sums.get(name)
-            if mine is None:
-                self._sums[name] = theirs
-                self._own.discard(name)
-                other._own.discard(name)
-                self._hex = None
-                continue
-            if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+        both = {name: self.layout(name) for name in self.names}
+        for name in other.names:
+            theirs = other.layout(name)
+            if both.setdefault(name, theirs) != theirs:
                 raise StateMismatch(
-                    f"{name}: {mine.dtype}{list(mine.shape)} here, {theirs.dtype}{list(theirs.shape)} there"
+                    f"{name}: {both[name][0]}{list(both[name][1])} here, {theirs[0]}{list(theirs[1])} there"
                 )
-            for chunk, (a, b) in enumerate(zip(mine.chunks, theirs.chunks, strict=True)):
-                if a is None and b is not None:
-                    self.set(name, chunk, b)
-                elif b is not None and a != b:
-                    raise DigestMismatch(f"{name}: chunk {chunk} is another one there")
+        merged = StateDigest._unknown(both)
+        for source in (self, other):
+            for name, at in source._layout.names.items():
+                theirs_C = slice(*source._layout.first_T[at : at + 2].tolist())
+                first = int(merged._layout.first_T[merged._layout.names[name]])
+                rows = first + np.flatnonzero(source._known[theirs_C])
+                sums = source._sums[theirs_C][source._known[theirs_C]]
+                twice = merged._known[rows] & (merged._sums[rows] != sums).any(axis=1)
+                if twice.any():
+                    raise DigestMismatch(
+                        f"{name}: chunk {int(rows[twice][0]) - first} is another one there than here"
+                    )
+                merged.set_at(rows, sums)
+        self._layout, self._sums, self._known, self._hex = merged._layout, merged._sums, merged._known, None
 
     def check(self, state: State) -> None:
         """Recounts what `state` holds, whole or in parts, against the sums known here.
@@ -343,28 +372,64 @@ class StateDigest:
                 if total != self.chunk_sum(name, chunk):
                     raise DigestMismatch(f"{name}: chunk {chunk} is not what its sum says")
 
-    def _entry(self, name: str) -> _Sums:
-        entry = self._sums.get(name)
-        if entry is None:
+    def _tensor(self, name: str) -> int:
+        at = self._layout.names.get(name)
+        if at is None:
             raise StateMismatch(f"tensor {name!r} is not in this state")
-        return entry
+        return at
+
+    def _row(self, name: str, chunk: int) -> int:
+        first, end = self._layout.first_T[(at := self._tensor(name)) : at + 2].tolist()
+        if not 0 <= chunk < end - first:
+            raise StateMismatch(f"{name} has {end - first} chunks, no chunk {chunk}")
+        return int(first) + chunk
+
+    def _all_known(self) -> None:
+        if not self._known.all():
+            row = int(np.flatnonzero(~self._known)[0])
+            at = int(np.searchsorted(self._layout.first_T, row, side="right")) - 1
+            raise StateMismatch(
+                f"{int((~self._known).sum())} chunks' sums are not known, the first of {list(self.names)[at]!r}"
+            )
 
     @property
     def hex(self) -> str:
         """64 hex digits. Independent of the order of the mapping. Raises `StateMismatch` while a sum is not known."""
         if self._hex is None:
-            hasher = blake3()
-            for name in sorted(self._sums):
-                entry = self._sums[name]
-                if entry.total is None:
-                    entry.total = sum(self.chunk_sums(name)) & MASK_128
-                encoded = name.encode()
-                hasher.update(
-                    len(encoded).to_bytes(4, "little") + encoded + _layout(entry.dtype, entry.shape)
-                )
-                hasher.update(entry.total.to_bytes(16, "little"))
-            self._hex = hasher.hexdigest()
+            self._all_known()
+            totals = np.empty((len(self._layout.labels), 2), np.uint64)
+            _totals_kernel()(self._sums, self._layout.first_T, totals)
+            packed = totals.astype("<u8").tobytes()
+            parts = [
+                part
+                for i, label in enumerate(self._layout.labels)
+                for part in (label, packed[16 * i : 16 * i + 16])
+            ]
+            self._hex = blake3(b"".join(parts)).hexdigest()
         return self._hex
+
+
+def _totals(sums_C: NDArray[np.uint64], first_T: NDArray[np.int64], totals_T: NDArray[np.uint64]) -> None:
+    for t in range(first_T.size - 1):
+        lo, hi = np.uint64(0), np.uint64(0)
+        for c in range(first_T[t], first_T[t + 1]):
+            lo += sums_C[c, 0]
+            hi += sums_C[c, 1]
+            if lo < sums_C[c, 0]:
+                hi += _ONE
+        totals_T[t, 0], totals_T[t, 1] = lo, hi
+
+
+@cache
+def _totals_kernel() -> Callable[..., Any]:
+    return jit("void(Array(uint64, 2, 'C', True), Array(int64, 1, 'C', True), Array(uint64, 2, 'C'))")(
+        _totals
+    )
+
+
+def _label(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    encoded = name.encode()
+    return len(encoded).to_bytes(4, "little") + encoded + _layout(dtype, shape)
 
 
 def _layout(dtype: str, shape: tuple[int, ...]) -> bytes:

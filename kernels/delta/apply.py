@@ -35,11 +35,12 @@ class DeltaStage:
         incoming = Incoming(self._digest, backwards=backwards)
         for data in shards:
             changes = read_shard(self._state, self._digest, data, incoming, self._threads)
-            for name in {change.name for change in changes} - self._copied:
+            prepared = Prepared(self._state, changes, self._digest)
+            for name in prepared.names - self._copied:
                 held = self._state[name]
                 self._state[name] = held._replace(bits=np.array(held.bits, order="C"))
                 self._copied.add(name)
-            Prepared(self._state, changes, self._digest).apply()
+            prepared.apply()
         incoming.finish(self._digest)
 
     def done(self) -> Applied:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwire.kernels.digest import MASK_128, aligned, jit, lanes, mix_hi, mix_lo
+from rollwire.kernels.digest import MASK_128, aligned, jit, lanes, mix_hi, mix_lo, plain
 
 _U32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def _weigh(
+@jit()
+def weigh_lanes(
     start: np.uint64, positions_N: NDArray[np.uint32], old_N: NDArray[Any], new_N: NDArray[Any]
 ) -> tuple[np.int64, np.int64, np.uint64]:
     # Low halves are added as two 32-bit streams, so that no carry is lost and the loop is vector code.
@@ -32,35 +33,47 @@ def _weigh(
     return low, high, top
 
 
-def _gather(base_M: NDArray[Any], positions_N: NDArray[np.uint32], old_N: NDArray[Any]) -> None:
+@jit()
+def gather_lanes(base_M: NDArray[Any], positions_N: NDArray[np.uint32], old_N: NDArray[Any]) -> None:
     for n in range(positions_N.size):
         old_N[n] = base_M[positions_N[n]]
 
 
-def _scatter(target_M: NDArray[Any], positions_N: NDArray[np.uint32], values_N: NDArray[Any]) -> None:
+@jit()
+def scatter_lanes(target_M: NDArray[Any], positions_N: NDArray[np.uint32], values_N: NDArray[Any]) -> None:
     for n in range(positions_N.size):
         target_M[positions_N[n]] = values_N[n]
 
 
 @cache
 def _weigh_kernel(lane: int) -> Callable[..., Any]:
-    return jit(f"Tuple((int64, int64, uint64))(uint64, {lanes(4)}, {lanes(lane)}, {lanes(lane)})")(_weigh)
+    return jit(f"Tuple((int64, int64, uint64))(uint64, {lanes(4)}, {lanes(lane)}, {lanes(lane)})")(
+        plain(weigh_lanes)
+    )
 
 
 @cache
 def _gather_kernel(lane: int) -> Callable[..., Any]:
-    return jit(f"void({lanes(lane)}, {lanes(4)}, {lanes(lane, readonly=False)})")(_gather)
+    return jit(f"void({lanes(lane)}, {lanes(4)}, {lanes(lane, readonly=False)})")(plain(gather_lanes))
 
 
 @cache
 def _scatter_kernel(lane: int) -> Callable[..., Any]:
-    return jit(f"void({lanes(lane, readonly=False)}, {lanes(4)}, {lanes(lane)})")(_scatter)
+    return jit(f"void({lanes(lane, readonly=False)}, {lanes(4)}, {lanes(lane)})")(plain(scatter_lanes))
 
 
 def weigh(start: int, positions_N: NDArray[np.uint32], old_N: NDArray[Any], new_N: NDArray[Any]) -> int:
     """What changes add to a chunk's sum, modulo 2^128; `start`: the chunk's first element in its tensor. N <= 2^24."""
+    low, high, top = weigh_parts(start, positions_N, old_N, new_N)
+    return (low + (high << 32) + (top << 64)) & MASK_128
+
+
+def weigh_parts(
+    start: int, positions_N: NDArray[np.uint32], old_N: NDArray[Any], new_N: NDArray[Any]
+) -> tuple[int, int, int]:
+    """As `weigh`, as three numbers: (a, b, c) stand for a + 2^32 b + 2^64 c."""
     low, high, top = _weigh_kernel(old_N.dtype.itemsize)(start, positions_N, old_N, new_N)
-    return (int(low) + (int(high) << 32) + (int(top) << 64)) & MASK_128
+    return int(low), int(high), int(top)
 
 
 def gather(base_M: NDArray[Any], positions_N: NDArray[np.uint32], old_N: NDArray[Any]) -> None:

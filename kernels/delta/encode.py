@@ -9,10 +9,18 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from rollwire.kernels.delta.changes import weigh
 from rollwire.kernels.delta.context import LAYOUTS, ContextEncoder
-from rollwire.kernels.delta.format import CODER_CONTEXT, CODER_GAP, CODERS, Chunk, write_shard
+from rollwire.kernels.delta.format import (
+    CODER_CONTEXT,
+    CODER_GAP,
+    CODERS,
+    Chunk,
+    payload_checksum,
+    write_shard,
+)
 from rollwire.kernels.delta.gap import GapEncoder
+from rollwire.kernels.delta.runs import Piece, RunEncoder
 from rollwire.kernels.digest import MASK_128, StateDigest
-from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, held_chunks, lane_dtype
+from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES, State, held_chunks, lane_dtype
 from rollwire.schemas.errors import StateMismatch
 
 Coder = Literal["gap", "context"]
@@ -51,6 +59,7 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.gap = GapEncoder()
         self.context = ContextEncoder()
+        self.runs = RunEncoder()
 
 
 _scratch = _Scratch()
@@ -145,6 +154,8 @@ def encode_chunks(
     check_layout(old, new)
 
     def work(cuts: Sequence[_Cut]) -> list[Chunk]:
+        if coder == "gap":
+            return _encode_run(old, new, cuts)
         chunks = [_encode_chunk(old, new, cut, coder) for cut in cuts]
         return [chunk for chunk in chunks if chunk is not None]
 
@@ -227,6 +238,23 @@ def _tasks(state: State, base: StateDigest) -> Iterator[list[_Cut]]:
         yield group
 
 
+def _encode_run(old: State, new: State, cuts: Sequence[_Cut]) -> list[Chunk]:
+    """As `_encode_chunk` with the gap coder, of many chunks at once."""
+    found: dict[int, Chunk] = {}
+    by_lane: dict[int, list[int]] = {}
+    for i, cut in enumerate(cuts):
+        by_lane.setdefault(LANE_BYTES[old[cut.name].dtype], []).append(i)
+    for lane, mine in by_lane.items():
+        run = [Piece(old[cuts[i].name], new[cuts[i].name], cuts[i].chunk) for i in mine]
+        for at, changed, change, checksum, payload in _scratch.runs.encode(run, lane):
+            cut, t = cuts[mine[at]], run[at].old
+            total = (cut.total + change) & MASK_128
+            found[mine[at]] = Chunk(
+                cut.name, t.dtype, t.shape, cut.chunk, CODER_GAP, changed, total, checksum, payload
+            )
+    return [found[i] for i in sorted(found)]
+
+
 def _encode_chunk(old: State, new: State, cut: _Cut, coder: Coder) -> Chunk | None:
     t = old[cut.name]
     first = cut.chunk * CHUNK_ELEMENTS
@@ -242,4 +270,5 @@ def _encode_chunk(old: State, new: State, cut: _Cut, coder: Coder) -> Chunk | No
         payload, code = _scratch.context.pack(old_M, diff, t.dtype), CODER_CONTEXT
     else:  # no exponent: no classes
         payload, code = _scratch.gap.pack(diff, t.dtype), CODER_GAP
-    return Chunk(cut.name, t.dtype, t.shape, cut.chunk, code, changed, total, payload)
+    checksum = payload_checksum(payload)
+    return Chunk(cut.name, t.dtype, t.shape, cut.chunk, code, changed, total, checksum, payload)

@@ -21,21 +21,28 @@
 
 Head = everything before the payloads: enough to know which byte ranges a slice needs. A chunk covers the fixed elements
 [k C, (k + 1) C) of its tensor; chunks without a change are left out, each chunk is in one shard only. A payload is decoded by itself, from the
-chunk before the delta (see `gap`, `context`). Each chunk carries the first 8 bytes of its payload's blake3, and its
+chunk before the delta (see `gap`, `context`). Each chunk carries a checksum of its payload, and its
 incremental sum *after* the delta: a slice replica takes these sums for the chunks that it does not hold, and so knows
 the whole result's digest without its bytes.
+
+A payload's checksum is the sum modulo 2^64 of mix_lo(i, w) (see `digest`) over its 64-bit words w, number i, the last filled up with
+zeros: any damage within a word shows for certain, since mix_lo maps words one to one.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from rollwire.kernels.delta import frames
-from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES, chunk_count
+from rollwire.kernels.digest import jit, lanes, mix_lo
+from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES
 from rollwire.schemas.errors import DeltaCorrupt
 
 MAGIC: Final = b"RWDL"
@@ -53,22 +60,38 @@ _MAX_ELEMENTS: Final = 1 << 62
 _RATIO: Final = 1000  # a table unpacks to this many times its packed size, at most
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One tensor's changed chunks; the lists run side by side."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]  # their numbers, ascending
-    coders: bytes  # one byte each
-    changed: tuple[int, ...]  # elements
-    sizes: tuple[int, ...]  # bytes of the payloads
-    checksums: bytes  # 8 each
-    sums: bytes  # 16 each: the chunk's incremental sum after the delta
-
-
 class Table(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    rows: tuple[Row, ...]
+    """The changed chunks, in columns: by tensor in order of name, and by number. K chunks, packed side by side."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]  # changed chunks of each tensor
+    numbers: bytes  # K chunk numbers, K counts of changed elements, K payload sizes: u4, first all lowest bytes of each
+    coders: bytes  # K
+    checksums: bytes  # 8 K
+    sums: bytes  # 16 K
+
+
+class Columns(NamedTuple):
+    """A table's chunks, checked: T tensors, K chunks."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    tensor_K: NDArray[np.int64]  # which tensor
+    chunk_K: NDArray[np.int64]
+    elements_K: NDArray[np.int64]  # that the chunk covers
+    coder_K: NDArray[np.uint8]
+    changed_K: NDArray[np.int64]
+    size_K: NDArray[np.int64]  # of the payload, bytes
+    offset_K: NDArray[np.int64]  # of the payload, from the end of the head
+    checksum_K: NDArray[np.uint64]
+    sums: bytes  # 16 each
+
+    def total(self, k: int) -> int:
+        """The incremental sum of chunk k after the delta."""
+        return int.from_bytes(self.sums[16 * k : 16 * k + 16], "little")
 
 
 class Chunk(NamedTuple):
@@ -81,6 +104,7 @@ class Chunk(NamedTuple):
     coder: int
     changed: int
     total: int  # its incremental sum after the delta
+    checksum: int  # of the payload
     payload: bytes
 
 
@@ -95,44 +119,55 @@ class Head(NamedTuple):
     changed: int
     head_bytes: int
     size: int  # of the whole shard
-    rows: tuple[Row, ...]
+    columns: Columns
 
 
 _decoder = msgspec.msgpack.Decoder(Table, strict=True)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def payload_checksum(payload: bytes | memoryview) -> bytes:
-    return blake3(payload).digest(length=8)
+def _checksum_of(payload: NDArray[np.uint8]) -> np.uint64:
+    total = np.uint64(0)
+    whole = payload.size >> 3
+    for i in range(whole):
+        word = np.uint64(0)
+        for k in range(8):
+            word |= np.uint64(payload[8 * i + k]) << np.uint64(8 * k)
+        total += mix_lo(np.uint64(i), word)
+    if payload.size & 7:
+        word = np.uint64(0)
+        for k in range(payload.size & 7):
+            word |= np.uint64(payload[8 * whole + k]) << np.uint64(8 * k)
+        total += mix_lo(np.uint64(whole), word)
+    return total
+
+
+checksum_of: Callable[..., Any] = jit(f"uint64({lanes(1)})")(_checksum_of)  # of a contiguous array of bytes
+
+
+def payload_checksum(payload: bytes | bytearray | memoryview) -> int:
+    return int(checksum_of(np.frombuffer(payload, np.uint8)))
 
 
 def write_shard(
     index: int, shards: int, coder: int, base: str, result: str, chunks: list[Chunk]
 ) -> tuple[bytes, int]:
     """The shard, and the bytes of its head. `chunks`: in order of name and number."""
-    rows: list[Row] = []
-    at = 0
-    while at < len(chunks):
-        first = chunks[at]
-        end = at
-        while end < len(chunks) and chunks[end].name == first.name:
-            end += 1
-        mine = chunks[at:end]
-        rows.append(
-            Row(
-                first.name,
-                first.dtype,
-                first.shape,
-                tuple(c.chunk for c in mine),
-                bytes(c.coder for c in mine),
-                tuple(c.changed for c in mine),
-                tuple(len(c.payload) for c in mine),
-                b"".join(payload_checksum(c.payload) for c in mine),
-                b"".join(c.total.to_bytes(16, "little") for c in mine),
-            )
-        )
-        at = end
-    table = _encoder.encode(Table(tuple(rows)))
+    firsts = [i for i, c in enumerate(chunks) if i == 0 or chunks[i - 1].name != c.name]
+    ends = [*firsts[1:], len(chunks)]
+    numbers = np.array([[c.chunk, c.changed, len(c.payload)] for c in chunks], dtype="<u4").reshape(-1, 3)
+    planes = numbers.view(np.uint8).reshape(-1, 3, 4).transpose(1, 2, 0)
+    columns = Table(
+        tuple(chunks[i].name for i in firsts),
+        tuple(chunks[i].dtype for i in firsts),
+        tuple(chunks[i].shape for i in firsts),
+        tuple(end - first for first, end in zip(firsts, ends, strict=True)),
+        planes.tobytes(),
+        bytes(c.coder for c in chunks),
+        np.array([c.checksum for c in chunks], dtype="<u8").tobytes(),
+        b"".join(c.total.to_bytes(16, "little") for c in chunks),
+    )
+    table = _encoder.encode(columns)
     packed = frames.pack(table)
     prelude = _PRELUDE.pack(
         MAGIC,
@@ -202,49 +237,69 @@ def read_head(prefix: bytes | memoryview) -> Head:
         table = _decoder.decode(frames.unpack(view[PRELUDE_BYTES:end], raw))
     except msgspec.MsgspecError as error:
         raise DeltaCorrupt(f"the table of a delta shard does not decode: {error}") from error
-    found_changed = found_payloads = found_largest = 0
-    names: set[str] = set()
-    for row in table.rows:
-        _check_row(row)
-        if row.name in names:
-            raise DeltaCorrupt(f"{row.name}: twice in the table of a shard")
-        names.add(row.name)
-        found_changed += sum(row.changed)
-        found_payloads += sum(row.sizes)
-        found_largest = max(found_largest, *row.sizes)
-    if (found_changed, found_payloads, found_largest) != (changed, payloads, largest):
+    columns = _columns(table)
+    found = (int(columns.changed_K.sum()), int(columns.size_K.sum()), int(columns.size_K.max(initial=0)))
+    if found != (changed, payloads, largest):
         raise DeltaCorrupt("the table of a delta shard is not within the limits of its header")
-    return Head(index, shards, coder, base.hex(), result.hex(), changed, end, end + payloads, table.rows)
+    return Head(index, shards, coder, base.hex(), result.hex(), changed, end, end + payloads, columns)
 
 
-def _check_row(row: Row) -> None:
-    """The table's numbers, against one another: whatever is allocated for a row is bounded by its shape."""
-    count = len(row.chunks)
-    elements = 1
-    for n in row.shape:
-        elements *= n
-        if not 0 <= elements <= _MAX_ELEMENTS:
-            raise DeltaCorrupt(f"{row.name}: an impossible shape {row.shape[:8]}")
-    lane = LANE_BYTES.get(row.dtype, 8)  # an unknown dtype is named when it meets the state
+def _columns(table: Table) -> Columns:
+    """The table's numbers, against one another: whatever is allocated for a chunk is bounded by its tensor's shape."""
+    tensors, count = len(table.names), len(table.coders)
+    elements: list[int] = []
+    for name, shape in zip(table.names, table.shapes, strict=False):
+        # Bounded before they are multiplied: the product of what fits in 255 numbers is no small one.
+        covered = 1
+        for n in shape:
+            covered = covered * n if 0 <= n <= _MAX_ELEMENTS else -1
+            if not 0 <= covered <= _MAX_ELEMENTS or len(shape) > 255:
+                raise DeltaCorrupt(f"{name}: an impossible shape {shape[:8]}")
+        elements.append(covered)
     sound = (
         count > 0
-        and len(row.shape) <= 255
-        and len(row.coders) == len(row.changed) == len(row.sizes) == count
-        and len(row.checksums) == 8 * count
-        and len(row.sums) == 16 * count
-        and all(a < b for a, b in zip(row.chunks, row.chunks[1:], strict=False))
-        and row.chunks[0] >= 0
-        and row.chunks[-1] < chunk_count(elements)
+        and len(table.dtypes) == len(table.shapes) == len(table.counts) == tensors == len(set(table.names))
+        and all(0 < n <= count for n in table.counts)
+        and sum(table.counts) == count
+        and (len(table.numbers), len(table.checksums), len(table.sums)) == (12 * count, 8 * count, 16 * count)
     )
     if not sound:
-        raise DeltaCorrupt(f"{row.name}: an impossible row in the table of a shard")
-    for chunk, changed, size in zip(row.chunks, row.changed, row.sizes, strict=True):
-        covered = min(CHUNK_ELEMENTS, elements - chunk * CHUNK_ELEMENTS)
-        # A change takes a bit of payload at least, and no coder more than 40 bytes and the element for one.
-        if not (0 < changed <= covered and changed <= 8 * size and size <= 64 + changed * (40 + lane)):
-            raise DeltaCorrupt(
-                f"{row.name}: chunk {chunk} of {covered} elements with {changed} changes in {size} bytes"
-            )
+        raise DeltaCorrupt("the columns of a delta shard's table do not fit one another")
+    planes = np.frombuffer(table.numbers, np.uint8).reshape(3, 4, count).transpose(2, 0, 1)
+    chunk_K, changed_K, size_K = np.ascontiguousarray(planes).view("<u4")[:, :, 0].astype(np.int64).T.copy()
+    tensor_K = np.repeat(np.arange(tensors), table.counts)
+    whole_K = np.array(elements, np.int64)[tensor_K]
+    elements_K = np.minimum(whole_K - chunk_K * CHUNK_ELEMENTS, CHUNK_ELEMENTS)
+    # An unknown dtype is named when it meets the state.
+    lane_K = np.array([LANE_BYTES.get(dtype, 8) for dtype in table.dtypes], np.int64)[tensor_K]
+    # A change takes a bit of payload at least, and no coder more than 40 bytes and the element for one.
+    unsound_K = (
+        (changed_K < 1)
+        | (changed_K > elements_K)
+        | (changed_K > 8 * size_K)
+        | (size_K > 64 + changed_K * (40 + lane_K))
+    )
+    unsound_K[1:] |= (tensor_K[1:] == tensor_K[:-1]) & (chunk_K[1:] <= chunk_K[:-1])
+    if unsound_K.any():
+        k = int(np.flatnonzero(unsound_K)[0])
+        raise DeltaCorrupt(
+            f"{table.names[tensor_K[k]]}: an impossible chunk {chunk_K[k]} of {elements_K[k]} elements "
+            f"with {changed_K[k]} changes in {size_K[k]} bytes"
+        )
+    return Columns(
+        table.names,
+        table.dtypes,
+        table.shapes,
+        tensor_K,
+        chunk_K,
+        elements_K,
+        np.frombuffer(table.coders, np.uint8),
+        changed_K,
+        size_K,
+        np.cumsum(size_K) - size_K,
+        np.frombuffer(table.checksums, "<u8"),
+        table.sums,
+    )
 
 
 def _checksum(head: bytes | memoryview, table: bytes | memoryview) -> bytes:

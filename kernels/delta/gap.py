@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.kernels.bits import bit_length, peek, put, trailing_zeros
+from rollwire.kernels.delta.changes import gather
 from rollwire.kernels.delta.format import FLOATS
-from rollwire.kernels.digest import aligned, jit, lanes
+from rollwire.kernels.digest import jit, lanes, plain
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES
 
 OK: Final = 0
@@ -45,7 +46,7 @@ POSITION_BITS: Final = CHUNK_ELEMENTS.bit_length() - 1
 _ESCAPE: Final = 16
 _HEAD_BITS: Final = 16
 # At most: gap 34, sign 1, exception's gap 34, excess 129, a change; head and count.
-_WORDS: Final = CHUNK_ELEMENTS * 200 // 64 + 4
+WORST_WORDS: Final = CHUNK_ELEMENTS * 200 // 64 + 16
 
 _U0, _U1, _U2, _U6, _U63, _U64 = (np.uint64(n) for n in (0, 1, 2, 6, 63, 64))
 _U16, _U18, _U32 = np.uint64(16), np.uint64(18), np.uint64(32)
@@ -65,28 +66,37 @@ class Diff(NamedTuple):
     new_N: NDArray[np.uint64]
 
 
-def _diff(
+@jit()
+def diff_lanes(
     old_W: NDArray[np.uint64],
     new_W: NDArray[np.uint64],
+    old_tail: np.uint64,
+    new_tail: np.uint64,
     lane: int,
     words: NDArray[np.uint32],
     positions: NDArray[np.uint32],
     old: NDArray[np.uint64],
     new: NDArray[np.uint64],
 ) -> int:
-    """Collects changed words without a branch, which runs at the memory's speed, then the changed lanes in them."""
+    """Collects changed words without a branch, which runs at the memory's speed, then the changed lanes in them.
+
+    Tails: the elements that fill no whole word, with zeros behind.
+    """
     found = 0
     for word in range(old_W.size):
         words[found] = word
         found += old_W[word] != new_W[word]
+    words[found] = old_W.size
     width = np.uint64(8 * lane)
     mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
     log_width = bit_length(width) - _U1
     per_word = np.uint64(8 // lane)
     n = 0
-    for i in range(found):
+    for i in range(found + 1):
         word = int(words[i])
-        a, b = old_W[word], new_W[word]
+        a, b = old_tail, new_tail
+        if i < found:
+            a, b = old_W[word], new_W[word]
         left = a ^ b
         first = np.uint64(word) * per_word
         while left:
@@ -100,7 +110,8 @@ def _diff(
     return n
 
 
-def _steps(
+@jit()
+def steps_lanes(
     old_N: NDArray[np.uint64], new_N: NDArray[np.uint64], lane: int, floats: bool, steps_N: NDArray[np.uint64]
 ) -> None:
     width = np.uint64(8 * lane)
@@ -172,7 +183,8 @@ def put_bits(words: NDArray[np.uint64], at: np.uint64, x: np.uint64, count: np.u
     return put(words, at, x, count)
 
 
-def _pack(
+@jit()
+def pack_lanes(
     positions_N: NDArray[np.uint32],
     steps_N: NDArray[np.uint64],
     lane: int,
@@ -276,7 +288,8 @@ def _put_changes(
     return (word << _U6) | fill
 
 
-def _parse(
+@jit()
+def parse_lanes(
     payload: NDArray[np.uint8],
     elements: int,
     lane: int,
@@ -372,56 +385,59 @@ def _parse(
     return OK if end - at < np.uint64(8) else CUT
 
 
-def _walk(
-    base_M: NDArray[Any],
-    lane: int,
-    floats: bool,
-    backwards: bool,
-    positions_N: NDArray[np.uint32],
-    steps_N: NDArray[Any],
+@jit()
+def follow_steps(
+    old_N: NDArray[Any], lane: int, floats: bool, backwards: bool, steps_N: NDArray[Any]
 ) -> None:
-    """Turns steps into the elements that they lead to, in place. Positions lie within `base_M`."""
+    """Turns steps into the elements that they lead to, in place."""
     width = np.uint64(8 * lane)
     mask = ~_U0 if lane == 8 else (_U1 << width) - _U1
     sign = _U1 << (width - _U1)
-    for n in range(positions_N.size):
-        old, step = np.uint64(base_M[positions_N[n]]), np.uint64(steps_N[n])
-        if backwards:
-            step = ~step + _U1
-        if floats:
-            steps_N[n] = unordered((ordered(old, sign, mask) + step) & mask, sign, mask)
-        else:
-            steps_N[n] = (old + step) & mask
+    turn = ~_U0 if backwards else _U0  # -x is ~x + 1
+    if floats:
+        for n in range(old_N.size):
+            step = (np.uint64(steps_N[n]) ^ turn) - turn
+            steps_N[n] = unordered((ordered(np.uint64(old_N[n]), sign, mask) + step) & mask, sign, mask)
+    else:
+        for n in range(old_N.size):
+            step = (np.uint64(steps_N[n]) ^ turn) - turn
+            steps_N[n] = (np.uint64(old_N[n]) + step) & mask
 
 
 @cache
 def _diff_kernel() -> Callable[..., Any]:
     u4, u8 = lanes(4, readonly=False), lanes(8, readonly=False)
-    return jit(f"int64({lanes(8)}, {lanes(8)}, int64, {u4}, {u4}, {u8}, {u8})")(_diff)
+    return jit(f"int64({lanes(8)}, {lanes(8)}, uint64, uint64, int64, {u4}, {u4}, {u8}, {u8})")(
+        plain(diff_lanes)
+    )
 
 
 @cache
 def _steps_kernel() -> Callable[..., Any]:
-    return jit(f"void({lanes(8)}, {lanes(8)}, int64, boolean, {lanes(8, readonly=False)})")(_steps)
+    return jit(f"void({lanes(8)}, {lanes(8)}, int64, boolean, {lanes(8, readonly=False)})")(
+        plain(steps_lanes)
+    )
 
 
 @cache
 def _pack_kernel() -> Callable[..., Any]:
     u4 = lanes(4, readonly=False)
-    return jit(f"uint64({lanes(4)}, {lanes(8)}, int64, {u4}, {u4}, {lanes(8, readonly=False)})")(_pack)
+    return jit(f"uint64({lanes(4)}, {lanes(8)}, int64, {u4}, {u4}, {lanes(8, readonly=False)})")(
+        plain(pack_lanes)
+    )
 
 
 @cache
 def _parse_kernel(lane: int) -> Callable[..., Any]:
     return jit(f"int64({lanes(1)}, int64, int64, {lanes(4, readonly=False)}, {lanes(lane, readonly=False)})")(
-        _parse
+        plain(parse_lanes)
     )
 
 
 @cache
-def _walk_kernel(lane: int) -> Callable[..., Any]:
-    return jit(f"void({lanes(lane)}, int64, boolean, boolean, {lanes(4)}, {lanes(lane, readonly=False)})")(
-        _walk
+def _follow_kernel(lane: int) -> Callable[..., Any]:
+    return jit(f"void({lanes(lane)}, int64, boolean, boolean, {lanes(lane, readonly=False)})")(
+        plain(follow_steps)
     )
 
 
@@ -443,13 +459,15 @@ class GapEncoder:
             (4, CHUNK_ELEMENTS + 8), dtype=np.uint32
         )
         self._old, self._new, self._steps = np.empty((3, CHUNK_ELEMENTS), dtype=np.uint64)
-        self._words = np.empty(_WORDS, dtype=np.uint64)
+        self._words = np.empty(WORST_WORDS, dtype=np.uint64)
 
     def diff(self, old_M: NDArray[Any], new_M: NDArray[Any]) -> Diff:
         """What differs between two chunks of equal lanes."""
         n = _diff_kernel()(
             words_of(old_M),
             words_of(new_M),
+            0,
+            0,
             old_M.dtype.itemsize,
             self._found,
             self._positions,
@@ -504,7 +522,7 @@ def decode_gap(
     """
     status = parse_gap(payload, base_M.size, positions_N, new_N)
     if status == OK:
-        _walk_kernel(base_M.dtype.itemsize)(
-            aligned(base_M), base_M.dtype.itemsize, dtype in FLOATS, backwards, positions_N, new_N
-        )
+        old_N = np.empty_like(new_N)
+        gather(base_M, positions_N, old_N)
+        _follow_kernel(old_N.dtype.itemsize)(old_N, old_N.dtype.itemsize, dtype in FLOATS, backwards, new_N)
     return status

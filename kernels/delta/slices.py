@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from rollwire.kernels.delta.format import Head
-from rollwire.kernels.delta.prepare import (
-    Change,
-    Incoming,
-    Prepared,
-    Wanted,
-    check_row,
-    chunks_of,
-    decode_chunks,
-)
+from rollwire.kernels.delta.prepare import Changes, Incoming, Prepared, check_layout, decode_chunks
 from rollwire.kernels.digest import StateDigest
-from rollwire.kernels.tensors import State, held_chunks
-from rollwire.schemas.errors import DeltaCorrupt
+from rollwire.kernels.tensors import State, held_chunks, lane_dtype
+from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
 
 Fetch = Callable[[int, int, int], bytes]
 """(shard, start, end) -> these bytes of that shard; may be called for several ranges of a shard, in order."""
@@ -29,22 +23,31 @@ class Range(NamedTuple):
     shard: int
     start: int
     end: int
-    wanted: tuple[Wanted, ...]
+    first: int  # rows of the shard's table: [first, last)
+    last: int
 
 
 def ranges_of(state: State, head: Head) -> list[Range]:
     """What `prepare_chunks` fetches of a shard: for the chunks that `state` holds, no byte more."""
-    held = {name: held_chunks(t, name) for name, t in state.items()}
+    columns = head.columns
+    held = [held_chunks(state[name], name) if name in state else range(0) for name in columns.names]
     ranges: list[Range] = []
-    for wanted in chunks_of(head):
-        if wanted.row.chunks[wanted.at] not in held.get(wanted.row.name, ()):
+    for k, (tensor, chunk, offset, size) in enumerate(
+        zip(
+            columns.tensor_K.tolist(),
+            columns.chunk_K.tolist(),
+            columns.offset_K.tolist(),
+            columns.size_K.tolist(),
+            strict=True,
+        )
+    ):
+        if chunk not in held[tensor]:
             continue
-        start = head.head_bytes + wanted.offset
-        end = start + wanted.row.sizes[wanted.at]
+        start = head.head_bytes + offset
         if ranges and ranges[-1].end == start:
-            ranges[-1] = ranges[-1]._replace(end=end, wanted=(*ranges[-1].wanted, wanted))
+            ranges[-1] = ranges[-1]._replace(end=start + size, last=k + 1)
         else:
-            ranges.append(Range(head.shard, start, end, (wanted,)))
+            ranges.append(Range(head.shard, start, start + size, k, k + 1))
     return ranges
 
 
@@ -59,36 +62,36 @@ def prepare_chunks(
     """
     result = digest.copy()
     incoming = Incoming(digest, backwards=False)
-    changes: list[Change] = []
+    changes: list[Changes] = []
     for head in [heads] if isinstance(heads, Head) else heads:
-        for row in head.rows:
-            check_row(row, *digest.layout(row.name))
-            if row.name in state:
-                check_row(row, state[row.name].dtype, state[row.name].shape)
+        columns = head.columns
+        for name, dtype, shape in zip(columns.names, columns.dtypes, columns.shapes, strict=True):
+            check_layout(name, (dtype, shape), digest.layout(name))
+            held = state.get(name)
+            if held is not None:
+                check_layout(name, (dtype, shape), (held.dtype, held.shape))
+                if held.bits.dtype != lane_dtype(dtype):
+                    raise StateMismatch(f"{name}: bits of {held.bits.dtype} are no {dtype}")
         incoming.accept(head)
-        local: set[tuple[str, int]] = set()
+        local_K = np.zeros(columns.chunk_K.size, np.bool_)
         for part in ranges_of(state, head):
             data = fetch(part.shard, part.start, part.end)
             if len(data) != part.end - part.start:
                 raise DeltaCorrupt(
                     f"shard {part.shard}: {len(data)} of the bytes {part.start} to {part.end} came: fetch them again"
                 )
+            local_K[part.first : part.last] = True
             changes += decode_chunks(
                 state,
                 result,
-                part.wanted,
-                _cut(memoryview(data), head.head_bytes - part.start),
+                columns,
+                np.arange(part.first, part.last),
+                np.frombuffer(data, np.uint8),
+                part.start - head.head_bytes,
                 backwards=False,
                 threads=threads,
             )
-            local.update((w.row.name, w.row.chunks[w.at]) for w in part.wanted)
-        for row in head.rows:
-            for at, chunk in enumerate(row.chunks):
-                if (row.name, chunk) not in local:
-                    result.set(row.name, chunk, int.from_bytes(row.sums[16 * at : 16 * at + 16], "little"))
+        for k in np.flatnonzero(~local_K).tolist():
+            result.set(columns.names[columns.tensor_K[k]], int(columns.chunk_K[k]), columns.total(k))
     incoming.finish(result)
     return Prepared(state, changes, result)
-
-
-def _cut(data: memoryview, shift: int) -> Callable[[Wanted], memoryview]:
-    return lambda w: data[w.offset + shift : w.offset + shift + w.row.sizes[w.at]]

@@ -269,7 +269,7 @@ def unsealed(shard: bytes) -> tuple[bytearray, list[bytearray]]:
     packed, raw = struct.unpack_from("<QQ", shard, 104)
     table = bytearray(frames.unpack(shard[PRELUDE_BYTES : PRELUDE_BYTES + packed], raw))
     payloads, at = [], head.head_bytes
-    for size in (size for row in head.rows for size in row.sizes):
+    for size in head.columns.size_K.tolist():
         payloads.append(bytearray(shard[at : at + size]))
         at += size
     return table, payloads
@@ -278,12 +278,10 @@ def unsealed(shard: bytes) -> tuple[bytearray, list[bytearray]]:
 def resealed(shard: bytes, table: bytes, payloads: list[bytes]) -> bytes:
     """The shard with another content and sums that hold: damage by a writer, not by the way."""
     try:
-        rows = msgspec.msgpack.decode(table)[0]
-        checksums = b"".join(payload_checksum(payload) for payload in payloads)
-        for row in rows:
-            row[7], checksums = checksums[: len(row[7])], checksums[len(row[7]) :]
-        table = msgspec.msgpack.encode([rows])
-    except (msgspec.MsgspecError, TypeError, IndexError, LookupError, AttributeError):
+        columns = msgspec.msgpack.decode(table)
+        columns[6] = b"".join(payload_checksum(payload).to_bytes(8, "little") for payload in payloads)
+        table = msgspec.msgpack.encode(columns)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, LookupError):
         pass  # not a table any more: what the reader must survive
     packed = frames.pack(table)
     prelude = bytearray(shard[: PRELUDE_BYTES - 16])

@@ -32,6 +32,7 @@ from rollwire.consumers.trainer.history import (
     order_history,
     range_ends,
 )
+from rollwire.consumers.weights.links import read_links
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
@@ -143,7 +144,8 @@ class VersionPublisher:
                 )
         elif len(committed) < len(self._partitions):
             raise OffsetLost(f"version {last.version} is committed, but {self._group} stands at {committed}")
-        state = load_version(self._store, plan_path(history.versions, (), None, last.version), None)
+        links = read_links(self._log, self._lineage)
+        state = load_version(self._store, plan_path(history.versions, links, None, last.version), None)
         self._publisher.resume(last, state)
         self._committer.resume(last.version, committed)
         self._version = self._committed = last.version

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from rollwire.consumers.weights.keys import delta_key, sha256_hex
-from rollwire.schemas.errors import StateMismatch
+from rollwire.schemas.errors import Refused, StateMismatch, TopicMismatch
 from rollwire.schemas.records import LinkObject, WeightLink, WeightVersion
+from rollwire.streams.emit import decode_record
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectStore
 
 SPANS: Final = {4: 4, 16: 8, 32: 8, 64: 8}
@@ -39,6 +42,26 @@ class Links:
 
     def of(self, lineage: str | None) -> Sequence[WeightLink]:
         return self._links.get(lineage or "", [])
+
+
+def read_links(log: Log, lineage: str) -> list[WeightLink]:
+    """The links of a lineage, in the order of the log: whoever plans a path needs them, if only to know what is gone.
+
+    A stack that was provisioned before there were links has none. Raises what the log raises.
+    """
+    try:
+        log.partitions("weight-links")
+    except TopicMismatch:
+        return []
+    links = Links()
+    for record in scan(log, ["weight-links"]):
+        try:
+            event = decode_record(record)
+        except Refused:  # names nothing; whoever consumes transactionally has it in dead-letters
+            continue
+        if isinstance(event, WeightLink):
+            links.add(event)
+    return list(links.of(lineage))
 
 
 def skips_due(version: int, first: int) -> list[tuple[int, int]]:

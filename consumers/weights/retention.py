@@ -166,8 +166,7 @@ def reasons_to_keep(
 ) -> dict[int, list[str]]:
     """Version -> why it is kept; versions of one lineage."""
     newest = max(known)
-    checkpoints = [version for version, event in known.items() if event.checkpoint is not None]
-    replayed = max(checkpoints, default=newest)
+    replayed = _replayed_from(known)
     found: dict[int, list[str]] = {}
     for version, event in sorted(known.items()):
         channel = held.promoted.get((event.lineage, version))
@@ -177,7 +176,7 @@ def reasons_to_keep(
                 (version > newest - config.keep_last, f"one of the newest {config.keep_last}"),
                 (version % config.keep_every == 0, f"one in {config.keep_every} is kept for good"),
                 (
-                    bool(checkpoints) and version >= replayed,
+                    replayed is not None and version >= replayed,
                     f"the newest checkpoint is of version {replayed}",
                 ),
                 (channel is not None, f"channel {channel} was promoted to it"),
@@ -189,6 +188,15 @@ def reasons_to_keep(
         if reasons:
             found[version] = reasons
     return found
+
+
+def _replayed_from(known: Mapping[int, WeightVersion]) -> int | None:
+    """The checkpoint that a trainer starts from now: the newest one that leads to the newest version. A revert to a version
+    without one goes on from the checkpoint before that, which newer ones of versions that were given up do not replace."""
+    event = known.get(max(known))
+    while event is not None and event.checkpoint is None:
+        event = known.get(event.version - 1 if event.reverts_to is None else event.reverts_to)
+    return None if event is None else event.version
 
 
 def _by_lineage(events: Iterable[WeightVersion]) -> dict[str, list[WeightVersion]]:

@@ -15,7 +15,8 @@ from rollwire.consumers.weights.links import skips_due, write_link
 from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.reader import load_path
-from rollwire.consumers.weights.retention import Retention, RetentionConfig, plan_retention
+from rollwire.consumers.weights.retention import Held as Served
+from rollwire.consumers.weights.retention import Retention, RetentionConfig, plan_retention, reasons_to_keep
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.digest import StateDigest
@@ -227,6 +228,21 @@ def test_from_the_newest_checkpoint_on_everything_stays(world: World) -> None:
     assert set(claims[1]) <= world.stored()
     assert not set(claims[0]) & world.stored()
     world.read(9)
+
+
+def test_the_checkpoint_before_a_revert_stays_though_newer_ones_were_given_up(world: World) -> None:
+    world.publish(11)
+    claim = Claim(key="checkpoints/L/c.json", size=1, sha256="0" * 64)
+    known = {held.event.version: held.event for held in world.held}
+    for version in (0, 4, 8):
+        known[version] = msgspec.structs.replace(known[version], checkpoint=claim)
+    nothing = Served()
+    config = RetentionConfig(keep_last=2, keep_every=1_000)
+    assert set(reasons_to_keep(nothing, config, known)) == {0, 8, 9, 10}
+    known[10] = msgspec.structs.replace(known[10], kind="revert", reverts_to=5)
+    found = reasons_to_keep(nothing, config, known)
+    assert set(found) == {0, *range(4, 11)}
+    assert found[4] == ["the newest checkpoint is of version 4"]
 
 
 def test_young_objects_are_spared_and_orphans_wait_for_their_grace(world: World) -> None:

@@ -20,9 +20,9 @@ from rollwire.kernels.delta.gap import BAD_PARAMETER, CUT, NO_CHANGE, OK, OUT_OF
 from rollwire.kernels.delta.octaves import (
     BLOCK,
     CLASSES,
+    at_least,
     class_of,
     field_of,
-    members_of,
     nth_set,
     octaves_below,
     pass_block,
@@ -127,36 +127,81 @@ def _parse(
 
 
 @jit()
-def _hits(
-    block: NDArray[Any],
-    first: Int,
+def _place(
+    block_B: NDArray[Any],
+    start: Int,
+    end: Int,
+    layout: tuple[int, int, Int],
+    words: NDArray[np.uint64],
+    at: Word,
+    stream_end: Word,
+    first_C: NDArray[np.int64],
+    parameters_C: NDArray[np.uint64],
+    gaps_N: NDArray[np.uint32],
+    flags_N: NDArray[np.uint8],
     limits_C: NDArray[np.uint64],
     left_C: NDArray[np.int64],
     ahead_C: NDArray[np.int64],
-    first_C: NDArray[np.int64],
-    gaps_N: NDArray[np.uint32],
-) -> Word:
-    """The changed elements of a block that was passed, as bits; counts on to each class's next change."""
-    due, hits = _U0, _U0
-    for k in range(CLASSES):
-        due |= np.uint64(left_C[k] < 0) << np.uint64(k)
-    while due:
-        c = np.int64(trailing_zeros(due))
-        due &= due - _U1
-        members = members_of(block, first, limits_C, c)
-        held = np.int64(popcount(members))
-        rank = left_C[c] + held  # among the block's members
-        ahead = ahead_C[c]
-        while rank < held:
-            hits |= nth_set(members, rank)
-            ahead += 1
-            if ahead == first_C[c + 1]:
-                rank = np.int64(_FAR)
-            else:
-                rank += np.int64(gaps_N[ahead]) + 1
-        ahead_C[c] = ahead
-        left_C[c] = rank - held
-    return hits
+    next_C: NDArray[np.int64],
+    positions_N: NDArray[np.uint32],
+    new_N: NDArray[Any],
+    n: Int,
+) -> tuple[Int, Word, Int]:
+    """Finds the changes in whole blocks, elements [start, end) of the chunk. Status, place in the stream, changes so far.
+
+    `block_B` holds the elements from `start` on, to a multiple of 64 beyond `end`. left_C: the class's elements before
+    its next change, which is ahead_C of the sorted ones; next_C: the one whose flags are next.
+    One loop without calls that take arrays: they would count references at each block.
+    """
+    exponent_bits, mantissa_bits, e = layout
+    width = np.uint64(1 + exponent_bits + mantissa_bits)
+    mask = low_mask(width) if width < _U64 else ~_U0
+    sign = _U1 << (width - _U1)
+    for first in range(0, end - start, BLOCK):
+        if pass_block(block_B, first, limits_C, left_C) >= 0:
+            continue
+        hits = _U0
+        for k in range(CLASSES):
+            if left_C[k] >= 0:
+                continue
+            members = ~_U0
+            if k:
+                members = at_least(block_B, first, limits_C[k - 1])
+            if k < CLASSES - 1:
+                members &= ~at_least(block_B, first, limits_C[k])
+            held = np.int64(popcount(members))
+            rank = left_C[k] + held  # among the block's members
+            ahead = ahead_C[k]
+            while rank < held:
+                hits |= nth_set(members, rank)
+                ahead += 1
+                rank = np.int64(_FAR) if ahead == first_C[k + 1] else rank + np.int64(gaps_N[ahead]) + 1
+            ahead_C[k] = ahead
+            left_C[k] = rank - held
+        while hits:
+            element = first + np.int64(trailing_zeros(hits))
+            hits &= hits - _U1
+            if start + element >= end:  # the zeros behind the last element are of class 0
+                return OUT_OF_RANGE, at, n
+            old = np.uint64(block_B[element])
+            field = field_of(old, exponent_bits, mantissa_bits)
+            c = class_of(field, e)
+            flags = np.uint64(flags_N[next_C[c]])
+            next_C[c] += 1
+            magnitude = _U1
+            if flags & _U2:
+                shift = octaves_below(field, e) if c == 0 else _U0
+                excess, at = get_rice(words, at, min(parameters_C[c] + shift, width - _U1), width)
+                if at > stream_end:
+                    return CUT, at, n
+                magnitude = (excess + _U2) & mask
+                if magnitude == _U0:
+                    return NO_CHANGE, at, n
+            step = (~magnitude + _U1) & mask if flags & _U1 else magnitude
+            positions_N[n] = start + element
+            new_N[n] = unordered((ordered(old, sign, mask) + step) & mask, sign, mask)
+            n += 1
+    return OK, at, n
 
 
 def read(
@@ -170,8 +215,6 @@ def read(
 ) -> Int:
     """Positions and new elements of a chunk's changes; a status. `tail`: [64] scratch of the last block."""
     width = np.uint64(1 + exponent_bits + mantissa_bits)
-    mask = low_mask(width) if width < _U64 else ~_U0
-    sign = _U1 << (width - _U1)
     words = _words_of(payload)
     end = np.uint64(8 * payload.size)
     e = np.int64(words[0] & low_mask(_E_BITS))
@@ -189,41 +232,40 @@ def read(
     for c in range(CLASSES):
         if first_C[c] < first_C[c + 1]:
             left_C[c] = np.int64(gaps_N[first_C[c]])
-    n = np.int64(0)
+    layout = (exponent_bits, mantissa_bits, e)
+    n: Int = np.int64(0)
     whole = base_M.size // BLOCK * BLOCK
-    for start in range(0, base_M.size, BLOCK):
-        block, first = base_M, start
-        if start == whole:
+    for part in range(2):
+        start: Int = np.int64(0)
+        stop: Int = np.int64(whole)
+        block_B = base_M
+        if part:
+            start, stop, block_B = stop, np.int64(base_M.size), tail
             tail[:] = 0
-            for i in range(start, base_M.size):
-                tail[i - start] = base_M[i]
-            block, first = tail, 0
-        if pass_block(block, first, limits_C, left_C) >= 0:
-            continue
-        hits = _hits(block, first, limits_C, left_C, ahead_C, first_C, gaps_N)
-        while hits:
-            position = start + np.int64(trailing_zeros(hits))
-            hits &= hits - _U1
-            if position >= base_M.size:  # the zeros behind the last element are of class 0
-                return OUT_OF_RANGE
-            old = np.uint64(base_M[position])
-            field = field_of(old, exponent_bits, mantissa_bits)
-            c = class_of(field, e)
-            flags = flags_N[next_C[c]]
-            next_C[c] += 1
-            magnitude = _U1
-            if flags & 2:
-                shift = octaves_below(field, e) if c == 0 else _U0
-                excess, at = get_rice(words, at, min(parameters_C[c] + shift, width - _U1), width)
-                if at > end:
-                    return CUT
-                magnitude = (excess + _U2) & mask
-                if magnitude == _U0:
-                    return NO_CHANGE
-            step = (~magnitude + _U1) & mask if flags & 1 else magnitude
-            positions_N[n] = position
-            new_N[n] = unordered((ordered(old, sign, mask) + step) & mask, sign, mask)
-            n += 1
+            for i in range(whole, base_M.size):
+                tail[i - whole] = base_M[i]
+        status, at, n = _place(
+            block_B,
+            start,
+            stop,
+            layout,
+            words,
+            at,
+            end,
+            first_C,
+            parameters_C,
+            gaps_N,
+            flags_N,
+            limits_C,
+            left_C,
+            ahead_C,
+            next_C,
+            positions_N,
+            new_N,
+            n,
+        )
+        if status != OK:
+            return status
     if n != positions_N.size:
         return OUT_OF_RANGE
     return OK if at <= end and end - at < np.uint64(8) else CUT

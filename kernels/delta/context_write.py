@@ -15,9 +15,9 @@ from rollwire.kernels.delta.gap import ordered
 from rollwire.kernels.delta.octaves import (
     BLOCK,
     CLASSES,
+    at_least,
     class_of,
     field_of,
-    members_of,
     octaves_below,
     pass_block,
     popcount,
@@ -84,39 +84,43 @@ def _choose(old_M: NDArray[Any], old_N: NDArray[np.uint64], exponent_bits: int, 
 
 @jit()
 def _rank(
-    old_M: NDArray[Any],
-    tail: NDArray[Any],
+    block_B: NDArray[Any],
+    start: Int,
+    end: Int,
     positions_N: NDArray[np.uint32],
     old_N: NDArray[np.uint64],
-    e: Int,
-    exponent_bits: int,
-    mantissa_bits: int,
+    n: Int,
+    layout: tuple[int, int, Int],
+    limits_C: NDArray[np.uint64],
+    passed_C: NDArray[np.int64],
+    following_C: NDArray[np.int64],
     classes_N: NDArray[np.uint8],
     gaps_N: NDArray[np.uint32],
-) -> None:
-    """The class of each changed element, and the unchanged ones of it before. `tail`: [64] scratch of the last block."""
-    limits_C = thresholds_from(e, exponent_bits, mantissa_bits)
-    passed_C, following_C = np.zeros(CLASSES, np.int64), np.zeros(CLASSES, np.int64)  # the first is negative
-    n = 0
-    whole = old_M.size // BLOCK * BLOCK
-    for start in range(0, old_M.size, BLOCK):
+) -> Int:
+    """The class of each change in elements [start, end) of the chunk, and the unchanged ones of it before.
+
+    `block_B` holds the elements from `start` on, to a multiple of 64 beyond `end`. passed_C: minus the class's elements
+    before; following_C: the rank after its last change. From change `n` on; returns the one after the last.
+    One loop without calls that take arrays: they would count references at each block.
+    """
+    exponent_bits, mantissa_bits, e = layout
+    for first in range(0, end - start, BLOCK):
         if n == positions_N.size:
             break
-        block, first = old_M, start
-        if start == whole:
-            tail[:] = 0
-            for i in range(start, old_M.size):
-                tail[i - start] = old_M[i]
-            block, first = tail, 0
-        while n < positions_N.size and positions_N[n] < start + BLOCK:
+        while n < positions_N.size and positions_N[n] < start + first + BLOCK:
             c = class_of(field_of(old_N[n], exponent_bits, mantissa_bits), e)
-            before = low_mask(np.uint64(positions_N[n] - start))
-            rank = np.int64(popcount(members_of(block, first, limits_C, c) & before)) - passed_C[c]
+            members = low_mask(np.uint64(positions_N[n] - start - first))
+            if c:
+                members &= at_least(block_B, first, limits_C[c - 1])
+            if c < CLASSES - 1:
+                members &= ~at_least(block_B, first, limits_C[c])
+            rank = np.int64(popcount(members)) - passed_C[c]
             classes_N[n] = c
             gaps_N[n] = rank - following_C[c]
             following_C[c] = rank + 1
             n += 1
-        pass_block(block, first, limits_C, passed_C)
+        pass_block(block_B, first, limits_C, passed_C)
+    return n
 
 
 @jit()
@@ -249,7 +253,34 @@ def write(
     gaps_N, sorted_N, wide_N = scratch_N[0, :size], scratch_N[1, :size], scratch_N[2]
     excess_N, numbers_N = scratch_N[3], scratch_N[4]
     e = _choose(old_M, old_N, exponent_bits, mantissa_bits)
-    _rank(old_M, tail, positions_N, old_N, e, exponent_bits, mantissa_bits, classes_N, gaps_N)
+    layout = (exponent_bits, mantissa_bits, e)
+    limits_C = thresholds_from(e, exponent_bits, mantissa_bits)
+    passed_C, following_C = np.zeros(CLASSES, np.int64), np.zeros(CLASSES, np.int64)
+    whole = old_M.size // BLOCK * BLOCK
+    n: Int = np.int64(0)
+    for part in range(2):
+        start: Int = np.int64(0)
+        stop: Int = np.int64(whole)
+        block_B = old_M
+        if part:
+            start, stop, block_B = stop, np.int64(old_M.size), tail
+            tail[:] = 0
+            for i in range(whole, old_M.size):
+                tail[i - whole] = old_M[i]
+        n = _rank(
+            block_B,
+            start,
+            stop,
+            positions_N,
+            old_N,
+            n,
+            layout,
+            limits_C,
+            passed_C,
+            following_C,
+            classes_N,
+            gaps_N,
+        )
     first_C = np.zeros(CLASSES + 1, np.int64)
     wide = _sort(old_N, new_N, width, classes_N, gaps_N, first_C, sorted_N, flags_N, wide_N)
     # The excess of each class, in order of position, as numbers of 32 bits: to choose parameters by.
@@ -260,12 +291,12 @@ def write(
         ahead_C[c + 1] += ahead_C[c]
     next_C = ahead_C.copy()
     for i in range(wide):
-        n = wide_N[i]
-        c = classes_N[n]
-        excess_N[next_C[c]] = min(_excess(old_N[n], new_N[n], width), np.uint64(0xFFFFFFFF))
-        shift = octaves_below(field_of(old_N[n], exponent_bits, mantissa_bits), e) if c == 0 else _U0
-        shifts_N[next_C[c]] = min(shift, np.uint64(31))
-        next_C[c] += 1
+        n = np.int64(wide_N[i])
+        own: Int = np.int64(classes_N[n])
+        excess_N[next_C[own]] = min(_excess(old_N[n], new_N[n], width), np.uint64(0xFFFFFFFF))
+        shift = octaves_below(field_of(old_N[n], exponent_bits, mantissa_bits), e) if own == 0 else _U0
+        shifts_N[next_C[own]] = min(shift, np.uint64(31))
+        next_C[own] += 1
     words[0] = np.uint64(e)
     at: Word = _E_BITS
     parameters_C = np.zeros(CLASSES, np.uint64)
@@ -288,9 +319,9 @@ def write(
             )
             k_before = np.int64(k)
     for i in range(wide):
-        n = wide_N[i]
-        c = classes_N[n]
-        shift = octaves_below(field_of(old_N[n], exponent_bits, mantissa_bits), e) if c == 0 else _U0
-        m = min(parameters_C[c] + shift, width - _U1)
+        n = np.int64(wide_N[i])
+        own = np.int64(classes_N[n])
+        shift = octaves_below(field_of(old_N[n], exponent_bits, mantissa_bits), e) if own == 0 else _U0
+        m = min(parameters_C[own] + shift, width - _U1)
         at = put_rice(words, at, _excess(old_N[n], new_N[n], width), m, width)
     return at

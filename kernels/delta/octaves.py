@@ -106,17 +106,6 @@ _U0, _U1, _U32 = np.uint64(0), np.uint64(1), np.uint64(32)
 
 
 @jit()
-def members_of(array: NDArray[Any], at: Int, thresholds: NDArray[np.uint64], c: Int) -> Word:
-    """Bit k is set where element at + k is of class c."""
-    members: Word = ~_U0
-    if c:
-        members = at_least(array, at, thresholds[c - 1])
-    if c < CLASSES - 1:
-        members &= ~at_least(array, at, thresholds[c])
-    return members
-
-
-@jit()
 def nth_set(bits: Word, n: Int) -> Word:
     """The set bit above `n` others, by itself. More than n bits are set."""
     at, left, size = _U0, np.uint64(n), _U32

@@ -11,7 +11,7 @@ Figures:
     catchup.worst_bytes_ratio
     catchup.lr<rate>.<...>    these of one learning rate, and
     catchup.lr<rate>.chain_ratio  bytes of the hundred single deltas over the direct one's
-    catchup.lr<rate>.load_ms      version 0 to 100: fetch from memory, decode, verify
+    catchup.lr<rate>.load_ms      version 0 to 100: fetch from memory, decode, verify; the fastest of three
     catchup.lr<rate>.delta_pct    a single delta against the weights, mean
 """
 
@@ -188,10 +188,12 @@ def fetched(plane: Published) -> tuple[Caught, float]:
     """Really goes from version 0 to `BEHIND`; and the milliseconds of it."""
     base = plane.held[0]
     path = plan_path(plane.events, plane.links, 0, BEHIND)
-    plane.store.objects = plane.store.bytes = 0
-    start = time.perf_counter()
-    loaded = load_path(plane.store, path, Loaded(base.state, base.digest))
-    load_ms = (time.perf_counter() - start) * 1e3
+    load_ms, loaded = float("inf"), Loaded(base.state, base.digest)
+    for _ in range(3):  # the first one may compile
+        plane.store.objects = plane.store.bytes = 0
+        start = time.perf_counter()
+        loaded = load_path(plane.store, path, Loaded(base.state, base.digest))
+        load_ms = min(load_ms, (time.perf_counter() - start) * 1e3)
     if StateDigest.of(loaded.state).hex != plane.held[BEHIND].event.state_digest:
         raise DigestMismatch("the replica has other bits than the trainer")
     return Caught(plane.store.objects, plane.store.bytes, _direct(plane, 0)), load_ms

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rollwire.consumers.weights.subscriber import WeightSubscriber
+from rollwire.consumers.weights.follower import Follower
+from rollwire.consumers.weights.slices import Slice, choose_slices, share_of
+from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.ops.logs import configure_logging
 from rollwire.ops.memory import tune_memory
-from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.store_s3 import S3Store
 
@@ -64,18 +64,21 @@ def _follow(where: Where, replica: Replica, stop: Event) -> None:
     configure_logging()
     tune_memory()
     log = where.log(replica.name)
-    subscriber = WeightSubscriber(
-        log, where.store(), fleet="bench", replica=replica.name, lineage=replica.lineage
+    spec = {} if replica.slice is None else {"*": Slice(*replica.slice)}
+    target = NumpyTarget()
+    follower = Follower(
+        log,
+        where.store(),
+        target,
+        fleet="bench",
+        replica=replica.name,
+        lineage=replica.lineage,
+        choose=choose_slices(spec) if spec else None,
+        share=share_of(spec),
     )
-    told = threading.Event()
     try:
-        while not stop.is_set():
-            try:
-                staged = subscriber.wait(0.2)
-            except DeadlineExceeded:
-                continue
-            subscriber.swapped(staged, 0.0, 0)
-            told.set()
+        stop.wait()
     finally:
-        subscriber.close()
+        follower.close()
+        target.close()
         log.close()

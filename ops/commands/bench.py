@@ -55,7 +55,7 @@ def delta(*, mib: Positive = 32, repeats: Positive = 3, seed: int = 0, json: Jso
 
 
 @bench.command
-def codec(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
+def events(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
     """Events to bytes and back with all checks, against json and bare fastavro, on one core.
 
     Parameters
@@ -65,12 +65,12 @@ def codec(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
     seed
         Of the measured events.
     """
-    from rollwire.ops.bench.codec import bench_codec
+    from rollwire.ops.bench.events import bench_events
 
-    figures = bench_codec(repeats=repeats, seed=seed)
-    show("The codec, one core", figures)
+    figures = bench_events(repeats=repeats, seed=seed)
+    show("Events to bytes and back, one core", figures)
     if json is not None:
-        write_figures(json, f"rollwire bench codec --repeats {repeats} --seed {seed}", figures)
+        write_figures(json, f"rollwire bench events --repeats {repeats} --seed {seed}", figures)
 
 
 @bench.command

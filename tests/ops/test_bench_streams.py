@@ -6,7 +6,7 @@ import io
 
 from fastavro import schemaless_reader
 
-from rollwire.ops.bench.codec import sample_events
+from rollwire.ops.bench.events import sample_events
 from rollwire.ops.bench.streams import sizes, steps
 from rollwire.ops.bench.streams_latency import head_schema, share
 from rollwire.ops.bench.streams_load import MEMBERS, Generator, Load, balanced

@@ -1,8 +1,8 @@
-"""The codec's benchmark measures what it says, on events that the codec takes."""
+"""The benchmark of events measures what it says, on events that the codec takes."""
 
 from __future__ import annotations
 
-from rollwire.ops.bench.codec import TOKENS, bench_codec, sample_events
+from rollwire.ops.bench.events import TOKENS, bench_events, sample_events
 from rollwire.schemas.records import Group, PackedBatch, Rollout
 
 
@@ -22,17 +22,17 @@ def test_events_have_the_sizes_that_are_named() -> None:
 
 
 def test_every_figure_has_a_baseline_of_the_same_run() -> None:
-    figures = {figure.name: figure for figure in bench_codec(repeats=1, slice_s=0.002)}
+    figures = {figure.name: figure for figure in bench_events(repeats=1, slice_s=0.002)}
     assert len(figures) == 20
     for event in ("rollout", "routing_trace", "group", "packed_batch"):
         for way in ("encode", "decode"):
-            ours = figures[f"bench.codec.{event}.{way}_per_s"]
-            bare = figures[f"bench.codec.{event}.{way}_vs_fastavro_per_s"]
+            ours = figures[f"bench.events.{event}.{way}_per_s"]
+            bare = figures[f"bench.events.{event}.{way}_vs_fastavro_per_s"]
             assert ours.value == bare.value > 0
             assert ours.baseline is not None
             assert bare.baseline is not None
             assert bare.ratio is not None
             assert bare.ratio < 1.5  # the checks are not free, so this cannot honestly be beaten by far
-        size = figures[f"bench.codec.{event}.value_bytes"]
+        size = figures[f"bench.events.{event}.value_bytes"]
         assert size.ratio is not None
         assert size.ratio < 1

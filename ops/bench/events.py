@@ -1,4 +1,4 @@
-"""`rollwire bench codec`: events to bytes and back, on one core, against two bare baselines in the same run.
+"""`rollwire bench events`: events to bytes and back, on one core, against two bare baselines in the same run.
 
 Baselines hold the same content and check nothing: `json` (the standard library, arrays as lists of numbers) and bare
 `fastavro` (the same schema, dict to bytes and back; no headers, no types, no meaning checked). The codec's own figures
@@ -7,11 +7,11 @@ include all checks and the CloudEvents headers. Events have the demo's sizes: 30
 
 Figures, for each event (rollout, routing_trace, group, packed_batch):
 
-    bench.codec.<event>.encode_per_s               events a second of CPU time; baseline: json
-    bench.codec.<event>.decode_per_s               the same
-    bench.codec.<event>.encode_vs_fastavro_per_s   the same value, baseline: bare fastavro
-    bench.codec.<event>.decode_vs_fastavro_per_s   the same
-    bench.codec.<event>.value_bytes                size of the value; baseline: the JSON text
+    bench.events.<event>.encode_per_s               events a second of CPU time; baseline: json
+    bench.events.<event>.decode_per_s               the same
+    bench.events.<event>.encode_vs_fastavro_per_s   the same value, baseline: bare fastavro
+    bench.events.<event>.decode_vs_fastavro_per_s   the same
+    bench.events.<event>.value_bytes                size of the value; baseline: the JSON text
 """
 
 from __future__ import annotations
@@ -217,16 +217,16 @@ def _measure(name: str, event: r.Event, repeats: int, slice_s: float) -> Iterato
         ("encode_vs_fastavro_per_s", ours_encode, avro_encode),
         ("decode_vs_fastavro_per_s", ours_decode, avro_decode),
     ):
-        yield Figure(name=f"bench.codec.{name}.{figure}", value=value, unit="1/s", baseline=baseline)
+        yield Figure(name=f"bench.events.{name}.{figure}", value=value, unit="1/s", baseline=baseline)
     yield Figure(
-        name=f"bench.codec.{name}.value_bytes",
+        name=f"bench.events.{name}.value_bytes",
         value=float(len(encoded.value)),
         unit="B",
         baseline=float(len(text.encode())),
     )
 
 
-def bench_codec(*, repeats: int = 5, seed: int = 0, slice_s: float = 0.1) -> list[Figure]:
+def bench_events(*, repeats: int = 5, seed: int = 0, slice_s: float = 0.1) -> list[Figure]:
     """All figures. Each rate is the best of `repeats` slices of `slice_s` seconds of CPU time."""
     return [
         figure

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from rollwire.consumers.weights.anchor import AnchorFile, read_anchor
+from rollwire.consumers.weights.fetched import FetchedStore
 from rollwire.consumers.weights.manifest import Manifest, check_tensors, decode_manifest
 from rollwire.consumers.weights.parts import Choose, apply_to_parts, read_parts
 from rollwire.consumers.weights.paths import PathStep, anchor_claim
@@ -18,6 +19,7 @@ from rollwire.schemas.errors import (
     DeltaCorrupt,
     DigestMismatch,
     FormatUnknown,
+    ObjectMissing,
     StateMismatch,
     WeightError,
 )
@@ -155,6 +157,10 @@ def anchor_manifest(store: ObjectStore, event: WeightVersion) -> Manifest:
 
 def read_files(store: ObjectStore, manifest: Manifest) -> Iterator[AnchorFile]:
     """The files of an anchor, one at a time, verified."""
+    if isinstance(store, FetchedStore):
+        store.expect_all(
+            [LinkObject(key=o.key, size=o.size, sha256=o.sha256, head_bytes=o.head) for o in manifest.objects]
+        )
     for entry in manifest.objects:
         yield AnchorFile(entry.file, read_object(store, entry.key, entry.size, entry.sha256))
 
@@ -195,3 +201,8 @@ def named(step: PathStep) -> Iterator[None]:
         yield
     except (DeltaCorrupt, BaseMismatch, StateMismatch, DigestMismatch, FormatUnknown) as error:
         raise type(error)(f"version {step.event.version} by {step}: {error}") from error
+    except ObjectMissing as error:
+        raise ObjectMissing(
+            f"version {step.event.version} by {step}: {error}: it was deleted, or never copied to this bucket; "
+            f"`rollwire weights verify {step.event.version}` says which ways are whole"
+        ) from error

@@ -19,6 +19,8 @@ PARTS = {
     "serve_folder",
     "kill_9_folder",
     "kill_9_publish",
+    "input_publish",
+    "input_serve",
     "store",
     "store_up",
     "store_down",

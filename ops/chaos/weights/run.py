@@ -19,6 +19,12 @@ from typing import Final, NamedTuple
 from rollwire.ops.chaos.s3_proxy import S3Proxy
 from rollwire.ops.chaos.weights.effects import Crash
 from rollwire.ops.chaos.weights.faults import DOWN, UP, down_cell, unfit_cell, up_cell
+from rollwire.ops.chaos.weights.inputs import (
+    INPUTS,
+    OTHER_TENSORS,
+    publisher_input_cell,
+    replica_input_cell,
+)
 from rollwire.ops.chaos.weights.lives import Access, ForkedLives
 from rollwire.ops.chaos.weights.matrix import (
     Bench,
@@ -115,6 +121,7 @@ def _cells(options: MatrixOptions, stack: StackInfo, logs: Path) -> Iterator[Res
         yield from crash_cells("publish", bench, publisher_cell, options.every, options.jobs)
         yield from replica_cells(bench, logs.parent / "folders", options.every, options.jobs)
         yield from killed_cells(bench, logs.parent / "killed", options.kills, options.seed, options.jobs)
+        yield from input_cells(bench, options.every, options.jobs)
         through = S3Store(proxy.endpoint, access.bucket, *keys, timeout_s=_THROUGH_S)
         yield judged("store", "it ignores If-None-Match", partial(unfit_cell, proxy, access, through))
         for fault in UP[:: options.every]:
@@ -141,6 +148,14 @@ def replica_cells(bench: Bench, folders: Path, every: int = 1, jobs: int = 1) ->
             for failure in FAILURES
         ]
         yield from side_by_side(f"serve, {kind}", failures, jobs)
+
+
+def input_cells(bench: Bench, every: int = 1, jobs: int = 1) -> Iterator[Result]:
+    """What is wrong with what a trainer hands in, and with what a replica is given."""
+    handed = [(name, partial(publisher_input_cell, bench, name)) for name in OTHER_TENSORS]
+    yield from side_by_side("input, publish", handed[::every], jobs)
+    given = [(bad.name, partial(replica_input_cell, bench, bad)) for bad in INPUTS]
+    yield from side_by_side("input, serve", given[::every], jobs)
 
 
 def killed_cells(bench: Bench, folders: Path, kills: int, seed: int, jobs: int = 1) -> Iterator[Result]:

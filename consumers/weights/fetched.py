@@ -18,6 +18,8 @@ THREADS: Final = 4
 class FetchedStore:
     """An `ObjectStore`. Objects that were announced by `expect` come in parallel, in that order, each given out once; no
     more than `ahead_bytes` of them wait, or one if it is larger. Of one thread, which owns what it fetches.
+
+    What is announced by `expect_all` comes first and is not held back: for whoever is going to hold all of it anyway.
     """
 
     def __init__(self, store: ObjectStore, *, threads: int = THREADS, ahead_bytes: int = AHEAD_BYTES) -> None:
@@ -36,6 +38,11 @@ class FetchedStore:
             self._drop()
             self._queue.extend(objects)
             self._fill()
+
+    def expect_all(self, objects: Sequence[LinkObject]) -> None:
+        with self._lock:
+            for entry in objects:
+                self._start(entry)
 
     def get(self, key: str, *, sha256: str | None = None) -> bytes:
         with self._lock:
@@ -81,14 +88,14 @@ class FetchedStore:
 
     def _fill(self) -> None:
         while self._queue and (self._ahead == 0 or self._ahead + self._queue[0].size <= self._ahead_bytes):
-            entry = self._queue.popleft()
-            if entry.key in self._coming:  # the same object twice: the second time it is asked for anew
-                continue
-            self._ahead += entry.size
-            self._coming[entry.key] = (
-                entry,
-                self._pool.submit(self._store.get, entry.key, sha256=entry.sha256),
-            )
+            self._start(self._queue.popleft())
+
+    def _start(self, entry: LinkObject) -> None:
+        if entry.key in self._coming:  # the same object twice: the second time it is asked for anew
+            return
+        self._ahead += entry.size
+        future = self._pool.submit(self._store.get, entry.key, sha256=entry.sha256)
+        self._coming[entry.key] = (entry, future)
 
     def _drop(self) -> None:
         self._queue.clear()

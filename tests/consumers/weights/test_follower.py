@@ -409,6 +409,42 @@ def test_a_folder_is_followed_and_built_on_after_a_restart(
     again.close()
 
 
+def test_c24_a_version_that_changes_nothing_is_served_without_a_byte(
+    plane: Plane, make_state: MakeState
+) -> None:
+    target = NumpyTarget()
+    plane.publish(make_state())
+    follower = plane.follow(target)
+    follower.wait_served(0, WAIT)
+    assert plane.publish(make_state()).kind == "empty"
+    follower.wait_served(1, WAIT)
+    assert served(target) == bits(plane.states[0])
+    status = plane.wait_status(lambda s: s.state == "swapped" and s.version == 1)
+    assert (status.fetched_bytes, status.state_digest) == (0, plane.events[0].state_digest)
+
+
+def test_c34_a_torn_folder_is_found_at_the_next_start_and_written_anew(
+    plane: Plane, make_state: MakeState, tmp_path: Path
+) -> None:
+    """Whatever tore it, a disk say: the book says version 0, the bits do not."""
+    plane.publish(make_state())
+    target = FolderTarget(tmp_path)
+    plane.follow(target).wait_served(0, WAIT)
+    plane.close()
+    target.close()
+    file = next((tmp_path / CURRENT).glob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    again = FolderTarget(tmp_path)
+    assert again.serving() == Serving(LINEAGE, 0, plane.events[0].state_digest)
+    follower = plane.follow(again)
+    follower.wait_served(0, WAIT)
+    assert bits(again.reread()) == bits(plane.states[0])
+    follower.close()
+    again.close()
+
+
 @pytest.mark.parametrize("strided", [False, True])
 def test_a_torch_module_is_followed(plane: Plane, strided: bool) -> None:
     import torch

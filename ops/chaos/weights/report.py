@@ -24,6 +24,7 @@ def print_result(console: Console, result: Result) -> None:
         soft_wrap=True,
         markup=False,
     )
+    console.file.flush()  # into a pipe, too, a line comes when its cell has ended
 
 
 def print_outcome(outcome: Outcome) -> None:

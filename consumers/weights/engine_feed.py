@@ -10,7 +10,7 @@ import threading
 
 import structlog
 
-from rollwire.consumers.weights.targets.engine import EngineTarget, version_label
+from rollwire.consumers.weights.targets.engine import EngineTarget
 from rollwire.consumers.weights.targets.target import Update
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import DeadlineExceeded, TargetFailed, WeightError
@@ -30,7 +30,6 @@ class EngineFeed:
         self._target = target
         self._staging: threading.Thread | None = None
         self._ready: Staged | None = None  # in the target, to be swapped in
-        self._served: Staged | None = None
         self._failure: WeightError | None = None
 
     def staged(self) -> Staged | None:
@@ -69,22 +68,11 @@ class EngineFeed:
             self._target.undo()
             raise
         self._target.keep()
-        self._served = ready
 
     def restore(self) -> None:
-        """The engine serves again what was swapped in last. Raises `WeightError`, `EngineError`."""
-        served = self._served
+        """The engine serves again what was swapped in last. Raises `WeightError`."""
         self._end_staging()
-        if served is None or self._target.label() == version_label(served.event.version):
-            self._target.resume()
-            return
-        _log.warning("engine.weights_lost", version=served.event.version)
-        if self._ready is not None:  # it is staged anew later: the target holds one version at a time
-            self._target.undo()
-            self._ready = None
-        self._target.stage(Update(served.event, served.state))
-        self._target.swap()
-        self._target.keep()
+        self._target.heal()
 
     def swapped(self, staged: Staged, pause_ms: float, open_rollouts: int) -> None:
         self._source.swapped(staged, pause_ms, open_rollouts)

@@ -16,7 +16,7 @@ from rollwire.consumers.weights.reader import Loaded
 from rollwire.consumers.weights.staging import Failed, Got, Held, Staging, SubscriberConfig, backoff
 from rollwire.consumers.weights.status import StatusReports
 from rollwire.consumers.weights.tail import Tail
-from rollwire.consumers.weights.targets.target import Rereadable, Target, Update
+from rollwire.consumers.weights.targets.target import Healing, Rereadable, Target, Update
 from rollwire.consumers.weights.update import Made, Maker
 from rollwire.kernels.digest import StateDigest
 from rollwire.schemas.errors import DeadlineExceeded, ProbeFailed, WeightError
@@ -38,6 +38,9 @@ class FollowerConfig(BaseModel):
         default=SAMPLES, ge=0, description="Chunks that are read back after a swap and compared; 0 = none."
     )
     threads: int = Field(default=2, ge=1, description="Threads that decode a delta.")
+    heal_s: float = Field(
+        default=2.0, gt=0, description="Seconds between two looks whether an engine was started anew."
+    )
 
 
 class Follower:
@@ -93,6 +96,8 @@ class Follower:
         )
         self._missing: tuple[str | None, int] | None = None  # was wanted and is not published; said once
         self._started = False
+        self._heal_at = 0.0
+        self._whole = True  # the target answered when it was looked at last
         # Shared, under the condition.
         self._change = threading.Condition()
         self._served: WeightVersion | None = None
@@ -173,12 +178,32 @@ class Follower:
         if wanted.event != self._rejected:
             self._rejected = None
         if wanted.event in (self.served, self._rejected) or not self._staging.due:
+            self._heal(wanted)
             return
         made = self._staging.attempt(self._follow, wanted.event, self._held, self._maker())
         if isinstance(made, Failed):
             self._failed(wanted, made.reason, refused=made.refused)
         else:
             self._put(wanted, wanted.event, made)
+
+    def _heal(self, wanted: Wanted) -> None:
+        """What serves may have been started anew, and serve what it was started with."""
+        now = self._clock.monotonic_s()
+        if self.served is None or not isinstance(self._target, Healing) or now < self._heal_at:
+            return
+        self._heal_at = now + self._settings.heal_s
+        try:
+            healed = self._target.heal()
+        except WeightError as error:
+            if self._whole:  # said once
+                self._failed(wanted, f"{type(error).__name__}: {error}", refused=False)
+            self._whole = False
+            return
+        if healed or not self._whole:
+            self._report("swapped", self.served, channel=wanted.channel)
+            with self._change:
+                self._problem = ""
+        self._whole = True
 
     def _maker(self) -> Maker:
         into = self._target.held()

@@ -77,7 +77,7 @@ def version_label(version: int) -> str:
 
 
 class EngineTarget:
-    """Implements `Target` and `Rereadable`.
+    """Implements `Target`, `Rereadable` and `Healing`.
 
     `folder` must be on a file system that the engine sees, under `seen_at` where its root has another name there. `first` is
     the folder that the engine was started with, to go back to where no version of ours was loaded before.
@@ -116,14 +116,26 @@ class EngineTarget:
     def held(self) -> None:
         return None
 
-    def label(self) -> str:
-        """What the engine calls its weights now. Raises `TargetFailed`."""
-        return self._ask(self._engine.label)
+    def heal(self) -> bool:
+        """An engine that was started anew calls its weights by another name: it is given those of the folder's link again.
 
-    def resume(self) -> None:
-        """Ends a pause that a lost answer left behind. Raises `TargetFailed`; nothing is done while the weights are torn."""
-        if not self._note.exists():
-            self._ask(self._engine.resume)
+        Also ends a pause that a lost answer left behind, where the weights are whole.
+        """
+        held = self._held
+        if held is None:  # nothing of ours, or torn: `undo` or the next version will see to that
+            return False
+        lost = self._ask(self._engine.label) != held.label
+        if lost:
+            step = self._present()
+            if step is None:
+                return False
+            _log.warning("engine.weights_lost", engine=self.name, label=held.label)
+            self._load(step)
+            self._written = False
+        self._ask(self._engine.resume)
+        if lost:
+            self._settle()
+        return lost
 
     def serving(self) -> Serving | None:
         """By the folder's book, where the engine agrees: its label, its fingerprint where there is one, and no note."""

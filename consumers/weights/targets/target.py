@@ -115,3 +115,15 @@ class Rereadable(Protocol):
     def reread(self) -> State:
         """The served state, whole; not verified. Raises `TargetFailed`."""
         ...
+
+
+@runtime_checkable
+class Healing(Protocol):
+    """A target in another process, which may be started anew behind the follower's back."""
+
+    def heal(self) -> bool:
+        """Puts back what was kept last where something else is served; True: it had to. Between two versions only.
+
+        Raises `TargetFailed` where that is impossible now.
+        """
+        ...

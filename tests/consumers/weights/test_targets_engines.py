@@ -285,3 +285,27 @@ def test_an_engine_that_is_gone_is_named(make: Make, server: StubServer) -> None
         target.swap()
     with pytest.raises(TargetFailed, match="is the engine there"):
         target.undo()
+
+
+def test_an_engine_that_was_started_anew_is_given_its_version_again(
+    server: StubServer, make: Make, tmp_path: Path
+) -> None:
+    target = make()
+    assert not target.heal()
+    put(target, 1, STATES[1])
+    assert not target.heal()
+    server.core.load(tmp_path / "first")
+    server.core.set_label("default")
+    target.stage(update(2, STATES[2]))  # the next version is ready beside
+    assert target.heal()
+    assert serves(server, "1", STATES[1])
+    server.core.pause("keep", reject=False)
+    assert not target.heal()
+    assert serves(server, "1", STATES[1])
+    target.swap()
+    assert serves(server, "2", STATES[2])
+    target.undo()
+    assert serves(server, "1", STATES[1])
+    server.stop()
+    with pytest.raises(TargetFailed, match="is the engine there"):
+        target.heal()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from rollwire.consumers.weights.export import export_version
 from rollwire.consumers.weights.paths import every_step, known_versions
-from rollwire.consumers.weights.verify import verify_version
+from rollwire.consumers.weights.verify import verify_ways
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import (
     Bucket,
@@ -136,8 +136,10 @@ def verify(
     bootstrap: Bootstrap = None,
     prefix: Prefix = None,
     schema_registry: Registry = None,
-) -> None:
+) -> int:
     """Rebuild a version from the store by every way that leads to it; check all objects and digests.
+
+    Exit code 1: a way is broken. Followers take another one, if there is one.
 
     Parameters
     ----------
@@ -148,10 +150,17 @@ def verify(
         events, links = of_lineage(log, lineage)
     event = chosen(events, version)
     out = Console(highlight=False)
-    for way in verify_version(bucket_store(dir, bucket), events, links, event.version):
+    broken = 0
+    for way in verify_ways(bucket_store(dir, bucket), events, links, event.version):
         shown = ", ".join(way.steps if len(way.steps) < 8 else (*way.steps[:2], "...", *way.steps[-2:]))
-        out.print(f"version {event.version} by {way.kind}: right, {way.bytes:,} bytes read ({shown})")
+        verdict = "right" if way.error is None else f"WRONG: {type(way.error).__name__}: {way.error}"
+        broken += way.error is not None
+        out.print(
+            f"version {event.version} by {way.kind}: {verdict}, {way.bytes:,} bytes read ({shown})",
+            soft_wrap=True,
+        )
     out.print(f"digest {event.state_digest}")
+    return 1 if broken else 0
 
 
 @app.command

@@ -9,7 +9,7 @@ import pytest
 from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.paths import anchor_claim
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
-from rollwire.consumers.weights.verify import verify_version
+from rollwire.consumers.weights.verify import verify_version, verify_ways
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ObjectMissing, WeightError
 from rollwire.schemas.records import WeightVersion
@@ -57,8 +57,10 @@ def test_a_missing_object_is_found_on_either_way(
     claim = anchor_claim(events[2]) if full else events[2].manifest
     assert claim is not None
     store.delete(decode_manifest(store.get(claim.key)).objects[0].key)
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectMissing, match="version 2 by"):
         verify_version(store, events, (), 2)
+    wrong = {way.kind: way.error is not None for way in verify_ways(store, events, (), 2)}
+    assert wrong == {"anchor": full, "delta": not full}  # the other one is still right
 
 
 def test_unknown_versions_are_named(store: MemoryStore, events: list[WeightVersion]) -> None:

@@ -55,7 +55,8 @@ class Promoted(NamedTuple):
 class Follow:
     """Folds `weight-versions`, `weight-links` and `evaluations`; answers what is wanted and what ways there are.
 
-    `lineage=None`: the lineage that was started last, unless a promotion names another. Repeats change nothing.
+    `lineage=None`: the lineage that was started last, unless a promotion names another. With one, promotions of others are
+    none of its business. Repeats change nothing.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class Follow:
                 self._links.setdefault(event.lineage, []).append(event)
                 return True
             case Evaluation() if event.promotion is not None and self._of_model(event.model):
+                if self._fixed not in (None, event.lineage):
+                    return False
                 return self._promotion(event, event.promotion.channel)
             case _:
                 return False

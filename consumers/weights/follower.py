@@ -165,6 +165,7 @@ class Follower:
                 self._reports.flush()
                 if tail.caught_up:
                     self._advance()
+                    self._reports.flush()
 
     def _advance(self) -> None:
         if not self._started:

@@ -10,17 +10,20 @@ import structlog
 
 from rollwire.schemas.errors import LogError
 from rollwire.schemas.records import FleetState, FleetStatus, WeightVersion
+from rollwire.schemas.validate import validate
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Writer
 
 KEPT: Final = 1_000  # reports that wait for a broker that is away; then the oldest go
 
+_SOME_TIME_US: Final = 1_767_225_600_000_000
+
 _log = structlog.get_logger()
 
 
 class StatusReports:
-    """`add` never blocks and never fails; `flush` belongs to one thread."""
+    """`add` never blocks and never fails; `flush` belongs to one thread. Raises `Refused` for names that no event may carry."""
 
     def __init__(self, log: Log, *, fleet: str, replica: str, clock: Clock, target: str = "") -> None:
         self._log = log
@@ -31,6 +34,8 @@ class StatusReports:
         self._lock = threading.Lock()
         self._waiting: deque[FleetStatus] = deque(maxlen=KEPT)
         self._writer: Writer | None = None
+        # A name that no event may carry is the starter's mistake, and no reason to be silent for ever.
+        validate(self._status("stopped", None, None, at_us=_SOME_TIME_US))
 
     def add(
         self,
@@ -47,7 +52,38 @@ class StatusReports:
         wanted_version: int = -1,
     ) -> None:
         """`wanted_version` stands for a `wanted` that is not published."""
-        status = FleetStatus(
+        status = self._status(
+            state,
+            served,
+            wanted,
+            at_us=self._clock.now_us(),
+            stage_ms=stage_ms,
+            pause_ms=pause_ms,
+            reason=reason,
+            open_rollouts=open_rollouts,
+            fetched_bytes=fetched_bytes,
+            channel=channel,
+            wanted_version=wanted_version,
+        )
+        with self._lock:
+            self._waiting.append(status)
+
+    def _status(
+        self,
+        state: FleetState,
+        served: WeightVersion | None,
+        wanted: WeightVersion | None,
+        *,
+        at_us: int,
+        stage_ms: float = 0.0,
+        pause_ms: float = 0.0,
+        reason: str = "",
+        open_rollouts: int = 0,
+        fetched_bytes: int = 0,
+        channel: str = "",
+        wanted_version: int = -1,
+    ) -> FleetStatus:
+        return FleetStatus(
             fleet=self._fleet,
             replica=self._replica,
             state=state,
@@ -58,13 +94,11 @@ class StatusReports:
             pause_ms=pause_ms,
             reason=reason,
             open_rollouts=open_rollouts,
-            at_us=self._clock.now_us(),
+            at_us=at_us,
             fetched_bytes=fetched_bytes,
             target=self._target,
             channel=channel,
         )
-        with self._lock:
-            self._waiting.append(status)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Writes what waits; False = the log is away, and it still waits. A report may be written twice, never lost."""

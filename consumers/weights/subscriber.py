@@ -143,6 +143,7 @@ class WeightSubscriber:
                 self._reports.flush()
                 if tail.caught_up:
                     self._stage()
+                    self._reports.flush()
 
     def _stage(self) -> None:
         wanted = self._follow.wanted()

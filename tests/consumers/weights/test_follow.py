@@ -97,6 +97,17 @@ def test_a_channels_last_promotion_counts_whatever_its_version() -> None:
     assert wanted(followed) == (B, 0, True, "canary")
 
 
+def test_a_fixed_lineage_hears_no_promotion_of_another() -> None:
+    followed = follow(FollowConfig(mode="channel", channel="canary"), lineage=A)
+    for event in (version(0), version(0, B)):
+        followed.add(event)
+    assert not followed.add(promotion(0, "canary", B))
+    assert not followed.add(promotion(0, "fleet/r0", B))
+    assert wanted(followed) == (A, -1, False, "canary")
+    assert followed.add(promotion(0, "canary"))
+    assert wanted(followed) == (A, 0, True, "canary")
+
+
 def test_a_replicas_own_channel_comes_first_until_it_is_taken_back() -> None:
     assert own_channel("fleet", "r0") == "fleet/r0"
     followed = follow(FollowConfig(mode="channel", channel="canary"))

@@ -24,7 +24,7 @@ from rollwire.consumers.weights.targets.target import Sample, Serving, Target, U
 from rollwire.consumers.weights.targets.torch_module import TorchTarget
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, tensor
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, StoreUnavailable, TargetFailed
+from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, Refused, StoreUnavailable, TargetFailed
 from rollwire.schemas.records import Evaluation, FleetStatus, Promotion, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.clock import SystemClock
@@ -248,6 +248,11 @@ def test_arrays_that_serve_already_are_recognised_or_overwritten(
     plane.follow(unknown).wait_served(2, WAIT)
     assert served(unknown) == bits(plane.states[2])
     assert (unknown.held() or {})["layers.0.weight"].bits is array
+
+
+def test_a_name_that_no_event_may_carry_is_refused_at_the_start(plane: Plane) -> None:
+    with pytest.raises(Refused, match="replica="):
+        Follower(plane.log, plane.store, NumpyTarget(), fleet="fleet", replica="no blanks")
 
 
 def test_c27_arrays_of_another_model_are_left_alone(plane: Plane, make_state: MakeState) -> None:

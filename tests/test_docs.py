@@ -50,7 +50,7 @@ def test_links_into_pages_lead_to_a_heading(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_commands_exist(page: Path) -> None:
     names = {command.name for command in COMMANDS}
-    used = re.findall(r"(?:^|`)rollwire ([a-z]+)", page.read_text(), flags=re.MULTILINE)
+    used = re.findall(r"(?:^|`)rollwire ([a-z-]+)", page.read_text(), flags=re.MULTILINE)
     assert set(used) <= names, f"{page.name} names {set(used) - names}"
 
 

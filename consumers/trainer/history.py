@@ -83,8 +83,14 @@ def batch_partitions(ranks: int) -> list[TopicPartition]:
     return [TopicPartition(BATCHES, rank) for rank in range(ranks)]
 
 
-def read_history(log: Log, model: str, lineage: str, *, deadline_s: float, clock: Clock) -> History:
-    """Both topics to where they end now. Repeats are dropped by their natural keys (law 4)."""
+def read_history(
+    log: Log, model: str, lineage: str, *, deadline_s: float, clock: Clock, running: bool = False
+) -> History:
+    """Both topics to where they end now. Repeats are dropped by their natural keys (law 4).
+
+    `running`: for an onlooker. A trainer may commit meanwhile: a version whose step was not read yet, or the reverse, is
+    left out.
+    """
     versions: dict[int, WeightVersion] = {}
     steps: dict[int, TrainStep] = {}
     for event in decoded(scan(log, (VERSIONS, STEPS), patience_s=deadline_s, clock=clock, hidden=True)):
@@ -97,6 +103,10 @@ def read_history(log: Log, model: str, lineage: str, *, deadline_s: float, clock
             versions.setdefault(event.version, event)
         else:
             steps.setdefault(event.step, event)
+    if running:
+        last = min(max(versions, default=-1), max(steps, default=0))
+        versions = {number: event for number, event in versions.items() if number <= last}
+        steps = {number: event for number, event in steps.items() if number <= last}
     return order_history(versions.values(), steps.values())
 
 

@@ -44,7 +44,7 @@ from rollwire.consumers.trainer.learner import Head, Learner
 from rollwire.consumers.trainer.pipeline import Pipeline, Run
 from rollwire.consumers.trainer.plan import check_agreement
 from rollwire.kernels.digest import StateDigest
-from rollwire.schemas.errors import DeadlineExceeded, MismatchDrift, OffsetLost, ReplayDiverged
+from rollwire.schemas.errors import DeadlineExceeded, Fenced, MismatchDrift, OffsetLost, ReplayDiverged
 from rollwire.schemas.records import Notice, OffsetRange, TrainStep, WeightVersion
 from rollwire.streams.reverts import NO_REVERTS
 from rollwire.streams.seams.log import TopicPartition
@@ -158,12 +158,15 @@ class Session:
             self._drift = judge_all(history.line(history.versions[-1].version), self._rule)
             if pauses(self._drift, self._config):
                 raise MismatchDrift(pause_text(self._drift, self._rule))
-        resume = plan_resume(
-            history,
-            run.log.committed(run.name, self._partitions),
-            run.log.beginning_offsets(self._partitions),
-            self._config.ranks,
-        )
+        committed = run.log.committed(run.name, self._partitions)
+        beginnings = run.log.beginning_offsets(self._partitions)
+        try:
+            resume = plan_resume(history, committed, beginnings, self._config.ranks)
+        except OffsetLost:
+            # The offsets were read after the versions: whoever fenced this trainer in between has moved them.
+            if len(self._history(running=True).versions) > len(history.versions):
+                raise Fenced("another trainer or a revert went on while this one started") from None
+            raise
         version = resume.checkpoint
         if version.checkpoint is None:
             raise OffsetLost("no checkpoint to resume from")
@@ -354,10 +357,15 @@ class Session:
     def _position(self) -> dict[TopicPartition, int]:
         return dict(zip(self._partitions, self._offsets, strict=True))
 
-    def _history(self) -> History:
+    def _history(self, *, running: bool = False) -> History:
         run = self._run
         return read_history(
-            run.log, run.model, run.lineage, deadline_s=self._config.read_deadline_s, clock=run.clock
+            run.log,
+            run.model,
+            run.lineage,
+            deadline_s=self._config.read_deadline_s,
+            clock=run.clock,
+            running=running,
         )
 
     def _digest(self) -> str:

@@ -113,7 +113,7 @@ class Reverting:
 
     def _check(self) -> Turn:
         """Whether it can be done at all, before anybody is disturbed."""
-        history = self._history()
+        history = self._history(running=True)
         partitions = trained_partitions(history)
         check_restorable(history, self._run.to, self._run.log.beginning_offsets(partitions))
         path = plan_path(history.versions, self._links(), None, self._run.to)
@@ -122,7 +122,7 @@ class Reverting:
         return "moved"
 
     def _prepare(self) -> Turn:
-        self._prepared = self._write(self._history())
+        self._prepared = self._write(self._history(running=True))
         self._phase = self._fence
         return "moved"
 
@@ -151,7 +151,7 @@ class Reverting:
         try:
             plan = self._plan(history)
         except OffsetLost:
-            if self._history().versions[-1].version != history.versions[-1].version:
+            if self._history(running=True).versions[-1].version != history.versions[-1].version:
                 raise Fenced("a trainer was started and went on meanwhile: nothing is reverted") from None
             raise
         if self._committer is None or self._prepared is None:
@@ -234,7 +234,9 @@ class Reverting:
             event = writer.write_first(version, version, target.state, now_us).event
         else:
             held = Held(newest, base.state, base.digest)
-            event = writer.write_next(held, version, version, target.state, now_us, anchor=False).event
+            event = writer.write_next(
+                held, version, version, target.state, now_us, anchor=False, kind="revert"
+            ).event
             found = load_path(run.store, [delta_step(event)], base).state
             if StateDigest.of(found).hex != wanted.state_digest:
                 raise WeightError(
@@ -247,9 +249,11 @@ class Reverting:
         self._made = version
         _log.info("revert.committed", version=version.version, reverts_to=version.reverts_to)
 
-    def _history(self) -> History:
+    def _history(self, *, running: bool = False) -> History:
         run = self._run
-        return read_history(run.log, run.model, run.lineage, deadline_s=_READ_S, clock=run.clock)
+        return read_history(
+            run.log, run.model, run.lineage, deadline_s=_READ_S, clock=run.clock, running=running
+        )
 
     def _links(self) -> Sequence[WeightLink]:
         links = Links(self._run.model)

@@ -110,7 +110,15 @@ class SnapshotWriter:
         )
 
     def write_next(
-        self, base: Held, version: int, step: int, state: State, published_us: int, *, anchor: bool
+        self,
+        base: Held,
+        version: int,
+        step: int,
+        state: State,
+        published_us: int,
+        *,
+        anchor: bool,
+        kind: Literal["delta", "revert"] = "delta",
     ) -> Held:
         """A delta on `base`, and an anchor of the same version beside it if wanted.
 
@@ -128,7 +136,14 @@ class SnapshotWriter:
         written = Written(objects, self._coder if objects else "", delta.result, delta.changed_elements)
         snapshot = self.write_anchor(version, step, state, delta.result)[0] if anchor else None
         event = self.write_version(
-            base.event, version, step, layout_of_state(state), written, published_us, anchor=snapshot
+            base.event,
+            version,
+            step,
+            layout_of_state(state),
+            written,
+            published_us,
+            anchor=snapshot,
+            kind=kind,
         )
         return Held(event, state, delta.result)
 

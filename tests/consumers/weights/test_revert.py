@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -23,7 +23,7 @@ from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.errors import Fenced, PlanViolation, TransactionUnknown, WeightError
 from rollwire.schemas.records import Notice, PackedBatch, TrainStep, WeightVersion
-from rollwire.streams.emit import decode_record
+from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.reverts import Revert
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Log, TopicPartition, TransactionalWriter
@@ -326,3 +326,45 @@ def test_what_a_revert_says_of_itself_passes_the_codec() -> None:
     assert isinstance(step, TrainStep)
     assert step.loss != step.loss  # measured nothing
     assert (step.sequences, step.groups, step.learning_rate) == (0, 0, 0.0)
+
+
+class Stepwise(MemoryLog):
+    """Asked for committed offsets, it lets `meanwhile` happen first."""
+
+    def __init__(self, inner: MemoryLog, meanwhile: Callable[[], object]) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._meanwhile: Callable[[], object] | None = meanwhile
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().committed(group, partitions)
+
+
+def test_a_trainer_that_starts_while_the_lineage_is_taken_back_is_fenced() -> None:
+    bench = trained(4, planned=6)
+    inner = bench.log
+    assert isinstance(inner, MemoryLog)
+
+    def meanwhile() -> None:
+        bench.log = inner
+        bench.revert(2)
+
+    bench.log = Stepwise(inner, meanwhile)
+    session, _ = bench.trainer(until=9)
+    with pytest.raises(Fenced, match="went on while this one started"):
+        session.turn()
+    session.close()
+
+
+def test_an_onlooker_leaves_out_what_is_committed_while_it_reads() -> None:
+    bench = trained(3, planned=3)
+    later = bench.history().versions[3]
+    writer = bench.log.writer()
+    unpaired = msgspec.structs.replace(later, version=4, base_version=3, step=4)
+    writer.write([outgoing(unpaired, source="test", time_us=bench.clock.now_us())])
+    with pytest.raises(PlanViolation, match="5 versions, but train-steps"):
+        bench.history()
+    seen = read_history(bench.log, "policy", LINEAGE, deadline_s=5, clock=bench.clock, running=True)
+    assert (seen.versions[-1], len(seen.steps)) == (later, 3)

@@ -14,7 +14,8 @@ written by somebody who was never committed, and is passed over.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from rollwire.kernels.tensors import CHUNK_ELEMENTS
@@ -79,6 +80,9 @@ def delta_step(event: WeightVersion) -> PathStep:
     return PathStep(event, "delta", event.base_version, event, False, event.stored_bytes)
 
 
+_Ends = tuple[int, int | None]  # (version, base version)
+
+
 class _Cost(NamedTuple):
     bytes: int
     steps: int
@@ -113,22 +117,11 @@ def plan_path(
     every tensor that is held, in (0, 1]. Equal costs: fewer steps. Raises `WeightError` where no way leads there.
     """
     known = known_versions(events)
-    steps = every_step(known, links, slice_share)
-    path = cheapest((step for step in steps if step.key not in avoid), have, want)
+    into = Ways(known, links, slice_share).into
+    path = cheapest(lambda version: (s for s in into(version) if s.key not in avoid), have, want)
     if path is None:
         raise WeightError(_no_way(known, have, want, len(avoid)))
     return path
-
-
-def cheapest(steps: Iterable[PathStep], have: int | None, want: int) -> list[PathStep] | None:
-    """The cheapest way over `steps`; None where there is none."""
-    if have == want:
-        return []
-    onwards: dict[int | None, list[PathStep]] = {}
-    for step in steps:
-        onwards.setdefault(step.base, []).append(step)
-    reached = _reach(onwards, have, want)
-    return _walk_back(reached, want) if want in reached else None
 
 
 def known_versions(events: Sequence[WeightVersion]) -> dict[int, WeightVersion]:
@@ -139,108 +132,134 @@ def known_versions(events: Sequence[WeightVersion]) -> dict[int, WeightVersion]:
     return known
 
 
-def every_step(
-    known: dict[int, WeightVersion], links: Sequence[WeightLink], slice_share: float = 1.0
-) -> Iterator[PathStep]:
-    """Every way between known versions that is not gone."""
-    costs = _Costs(slice_share)
-    lineages = {(event.model, event.lineage) for event in known.values()}
-    gone, usable = _fold(known, [link for link in links if (link.model, link.lineage) in lineages])
-    for event in known.values():
-        if anchor_claim(event) is not None and (event.version, None) not in gone:
-            yield anchor_step(event)._replace(bytes=costs.anchor(event))
-        base = event.base_version
-        if base is None or (event.version, base) in gone:
-            continue
-        chunks = -(-event.total_elements // CHUNK_ELEMENTS)
-        size = costs.delta(event.stored_bytes, HEAD_BYTES_A_CHUNK * chunks)
-        yield PathStep(event, "delta", base, event, False, size)
-        if event.coder == GAP and base in known and slice_share == 1.0:
-            yield PathStep(known[base], "delta", event.version, event, True, size)
-    for link in usable:
-        base = link.base_version
-        if base is None:
-            continue
-        size = costs.delta(link.stored_bytes, sum(shard.head_bytes for shard in link.objects))
+class Ways:
+    """Every way between known versions that is not gone. Making one takes a few microseconds a version; steps are made when
+    they are asked for, since a lineage has tens of thousands and a path touches a few."""
+
+    def __init__(
+        self, known: dict[int, WeightVersion], links: Sequence[WeightLink], slice_share: float = 1.0
+    ) -> None:
+        self._known = known
+        self._costs = _Costs(slice_share)
+        self._whole = slice_share == 1.0
+        self._gone: set[_Ends] = set()
+        self._links: dict[int, dict[_Ends, dict[str, WeightLink]]] = {}  # by either end
+        self._next: dict[int, list[int]] = {}  # base -> versions whose own delta is on it
+        self._alike: dict[str, list[int]] = {}  # digest -> versions, ascending
+        for event in known.values():
+            if event.base_version is not None:
+                self._next.setdefault(event.base_version, []).append(event.version)
+        for version in sorted(known):
+            self._alike.setdefault(known[version].state_digest, []).append(version)
+        self._fold(links)
+
+    def __iter__(self) -> Iterator[PathStep]:
+        for version in self._known:
+            yield from self.into(version)
+
+    def into(self, version: int) -> Iterator[PathStep]:
+        """Every step that gives `version`."""
+        event = self._known.get(version)
+        if event is None:
+            return
+        if anchor_claim(event) is not None and (version, None) not in self._gone:
+            yield anchor_step(event)._replace(bytes=self._costs.anchor(event))
+        if event.base_version is not None and (version, event.base_version) not in self._gone:
+            yield delta_step(event)._replace(bytes=self._delta_bytes(event))
+        for later in self._next.get(version, ()) if self._whole else ():
+            source = self._known[later]
+            if source.coder == GAP and (later, version) not in self._gone:
+                yield PathStep(event, "delta", later, source, True, self._delta_bytes(source))
+        for coders in self._links.get(version, {}).values():
+            for link in coders.values():
+                yield from self._over(link, event)
+        yield from self._same(event)
+
+    def _over(self, link: WeightLink, event: WeightVersion) -> Iterator[PathStep]:
         kind: StepKind = "inverse" if link.kind == "inverse" else "skip"
-        yield PathStep(known[link.version], kind, base, link, False, size)
-        if link.coder == GAP and slice_share == 1.0:
-            yield PathStep(known[base], kind, link.version, link, True, size)
-    yield from _equal_states(known)
+        size = self._costs.delta(link.stored_bytes, sum(shard.head_bytes for shard in link.objects))
+        if link.version == event.version:
+            yield PathStep(event, kind, link.base_version, link, False, size)
+        elif link.coder == GAP and self._whole:
+            yield PathStep(event, kind, link.version, link, True, size)
+
+    def _same(self, event: WeightVersion) -> Iterator[PathStep]:
+        """From its neighbours among the versions of one state: one step each, however many there are."""
+        alike = self._alike[event.state_digest]
+        if len(alike) == 1:
+            return
+        at = bisect_left(alike, event.version)
+        for other in (*alike[max(0, at - 1) : at], *alike[at + 1 : at + 2]):
+            yield PathStep(event, "same", other, event, False, 0)
+
+    def _delta_bytes(self, event: WeightVersion) -> int:
+        chunks = -(-event.total_elements // CHUNK_ELEMENTS)
+        return self._costs.delta(event.stored_bytes, HEAD_BYTES_A_CHUNK * chunks)
+
+    def _fold(self, links: Sequence[WeightLink]) -> None:
+        """In the order of the log: what is gone, and the links that can be used."""
+        one = next(iter(self._known.values()), None)
+        for link in links:
+            if one is None or (link.model, link.lineage) != (one.model, one.lineage):
+                continue
+            ends = (link.version, link.base_version)
+            sides = [side for side in ends if side is not None]
+            if link.kind == "gone":
+                self._gone.add(ends)
+                for side in sides:
+                    self._links.get(side, {}).pop(ends, None)
+            elif link.kind != "unknown" and self._fits(link):
+                for side in sides:
+                    self._links.setdefault(side, {}).setdefault(ends, {})[link.coder] = link
+
+    def _fits(self, link: WeightLink) -> bool:
+        if (
+            link.base_version is None
+            or link.version not in self._known
+            or link.base_version not in self._known
+        ):
+            return False
+        return (
+            self._known[link.version].state_digest == link.state_digest
+            and self._known[link.base_version].state_digest == link.base_digest
+        )
 
 
-def _fold(
-    known: dict[int, WeightVersion], links: Sequence[WeightLink]
-) -> tuple[set[tuple[int, int | None]], list[WeightLink]]:
-    """The ways that are gone as (version, base), and the links that can be used, in the order of the log."""
-    gone: set[tuple[int, int | None]] = set()
-    usable: dict[tuple[int, int | None], dict[str, WeightLink]] = {}
-    for link in links:
-        ends = (link.version, link.base_version)
-        if link.kind == "gone":
-            gone.add(ends)
-            usable.pop(ends, None)
-        elif link.kind != "unknown" and _fits(known, link):
-            usable.setdefault(ends, {})[link.coder] = link
-    return gone, [link for coders in usable.values() for link in coders.values()]
+def cheapest(into: Callable[[int], Iterable[PathStep]], have: int | None, want: int) -> list[PathStep] | None:
+    """The cheapest way from `have` (None = nothing) to `want` over the steps `into` each version; None: there is none.
 
-
-def _fits(known: dict[int, WeightVersion], link: WeightLink) -> bool:
-    if link.base_version is None or link.version not in known or link.base_version not in known:
-        return False
-    return (
-        known[link.version].state_digest == link.state_digest
-        and known[link.base_version].state_digest == link.base_digest
-    )
-
-
-def _equal_states(known: dict[int, WeightVersion]) -> Iterator[PathStep]:
-    """Neighbours among the versions of one state, both ways: one step each, however many there are."""
-    last: dict[str, WeightVersion] = {}
-    for version in sorted(known):
-        event = known[version]
-        before = last.get(event.state_digest)
-        if before is not None:
-            yield PathStep(event, "same", before.version, event, False, 0)
-            yield PathStep(before, "same", event.version, event, False, 0)
-        last[event.state_digest] = event
-
-
-def _reach(
-    onwards: dict[int | None, list[PathStep]], have: int | None, want: int
-) -> dict[int, tuple[_Cost, PathStep | None]]:
-    # An anchor leads on from nothing, so from anything: Dijkstra over versions, with None as a start of its own.
-    queue: list[tuple[_Cost, int]] = []
-    reached: dict[int, tuple[_Cost, PathStep | None]] = {}
-
-    def reach(cost: _Cost, version: int, step: PathStep | None) -> None:
-        if version not in reached or cost < reached[version][0]:
-            reached[version] = (cost, step)
-            heapq.heappush(queue, (cost, version))
-
-    if have is not None:
-        reach(_Cost(0, 0), have, None)
-    for step in onwards.get(None, ()):
-        reach(_Cost(step.bytes, 1), step.event.version, step)
+    Dijkstra from the end: a follower is near it, and what lies far behind is never looked at. An anchor leads on from
+    nothing, so from anything, and ends the search as `have` does.
+    """
+    if have == want:
+        return []
+    queue: list[tuple[_Cost, int, bool]] = [(_Cost(0, 0), want, False)]
+    onwards: dict[tuple[int, bool], tuple[_Cost, PathStep | None]] = {(want, False): (_Cost(0, 0), None)}
     while queue:
-        cost, version = heapq.heappop(queue)
-        if cost > reached[version][0]:
+        cost, version, done = heapq.heappop(queue)
+        if cost > onwards[version, done][0]:
             continue
-        if version == want:
-            break
-        for step in onwards.get(version, ()):
+        if done or version == have:
+            return _walk(onwards, version, done)
+        for step in into(version):
+            # (version, True): begun with the snapshot of that version.
+            place = (version, True) if step.base is None else (step.base, False)
             more = _Cost(cost.bytes + step.bytes, cost.steps + (step.kind != "same"))
-            reach(more, step.event.version, step)
-    return reached
+            if place not in onwards or more < onwards[place][0]:
+                onwards[place] = (more, step)
+                heapq.heappush(queue, (more, *place))
+    return None
 
 
-def _walk_back(reached: dict[int, tuple[_Cost, PathStep | None]], want: int) -> list[PathStep]:
+def _walk(
+    onwards: dict[tuple[int, bool], tuple[_Cost, PathStep | None]], version: int, begun: bool
+) -> list[PathStep]:
     path: list[PathStep] = []
-    version: int | None = want
-    while version is not None and (step := reached[version][1]) is not None:
+    place = (version, begun)
+    while (step := onwards[place][1]) is not None:
         path.append(step)
-        version = step.base
-    return path[::-1]
+        place = (step.event.version, False)
+    return path
 
 
 def _no_way(known: dict[int, WeightVersion], have: int | None, want: int, avoided: int) -> str:

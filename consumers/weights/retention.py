@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollwire.consumers.weights.paths import (
     PathStep,
     StepKey,
+    Ways,
     anchor_claim,
     cheapest,
-    every_step,
     known_versions,
 )
 from rollwire.schemas.records import WeightLink, WeightVersion
@@ -214,7 +214,11 @@ def _kept(
 ) -> list[Kept]:
     kept: list[Kept] = []
     # Forwards: whoever holds a slice goes no other way, and a version should not hang on later ones.
-    forwards = [step for step in every_step(known, links) if not step.backwards]
+    ways = Ways(known, links)
+
+    def forwards(version: int) -> Iterator[PathStep]:
+        return (step for step in ways.into(version) if not step.backwards)
+
     for version, reasons in reasons_to_keep(census.held, config, known).items():
         path = cheapest(forwards, None, version)
         kept.append(Kept(known[version], tuple(reasons), None if path is None else tuple(path)))
@@ -255,7 +259,7 @@ def _names(
     reasons = {one.event.version: one.reasons[0] for one in kept}
     named: list[_Named] = []
     seen: set[StepKey] = set()
-    for step in every_step(known, links):
+    for step in Ways(known, links):
         if step.kind == "same" or step.key in seen:  # backwards reads what forwards reads
             continue
         seen.add(step.key)

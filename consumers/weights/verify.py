@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rollwire.consumers.weights.paths import PathStep, every_step, known_versions, plan_path
+from rollwire.consumers.weights.paths import PathStep, Ways, known_versions, plan_path
 from rollwire.consumers.weights.reader import load_path
 from rollwire.schemas.errors import ObjectMissing, WeightError
 from rollwire.schemas.records import WeightLink, WeightVersion
@@ -46,8 +46,8 @@ def verify_ways(
         span = f"{min(known)} to {max(known)}" if known else "none"
         raise WeightError(f"version {version} is not known; known are {span}")
     found = False
-    for step in every_step(known, links):
-        if step.event.version != version or step.kind == "same":
+    for step in Ways(known, links).into(version):
+        if step.kind == "same":
             continue
         path = _before(events, links, step)
         if path is not None:

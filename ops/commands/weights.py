@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollwire.consumers.weights.export import export_version
-from rollwire.consumers.weights.paths import every_step, known_versions
+from rollwire.consumers.weights.paths import Ways, known_versions
 from rollwire.consumers.weights.verify import verify_ways
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import (
@@ -52,7 +52,7 @@ def ls(
     with opened_log(dir, bootstrap, prefix, schema_registry) as log:
         events, links = of_lineage(log, lineage)
     ways: Counter[int] = Counter()
-    for step in every_step(known_versions(events), links):
+    for step in Ways(known_versions(events), links):
         ways[step.event.version] += step.kind != "same"
     table = Table(box=None, pad_edge=False, title=f"lineage {events[0].lineage}", title_justify="left")
     for column in (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rollwire.consumers.weights.paths import (
     PathStep,
     StepKey,
+    Ways,
     anchor_step,
     delta_step,
-    every_step,
     known_versions,
     plan_path,
 )
@@ -168,7 +168,7 @@ def test_versions_of_one_state_are_joined_for_nothing() -> None:
 
 def test_a_slice_pays_heads_whole_and_its_share_of_the_rest() -> None:
     thin, thick = link(0, 2, 100, head=90), link(1, 2, 100, head=10)
-    costs = {str(step): step.bytes for step in every_step(known_versions(GAPS), [thin, thick], 0.25)}
+    costs = {str(step): step.bytes for step in Ways(known_versions(GAPS), [thin, thick], 0.25)}
     assert costs["skip 0>2"] == 90 + 2
     assert costs["skip 1>2"] == 10 + 22
     assert "skip 2>1" not in costs  # the sums of what it does not hold are known forwards alone
@@ -233,7 +233,7 @@ def test_costs_what_brute_force_finds(data: st.DataObject) -> None:
         data.draw(st.one_of(st.none(), st.sampled_from(versions))),
         data.draw(st.sampled_from(versions)),
     )
-    ways = list(every_step(known_versions(events), links))
+    ways = list(Ways(known_versions(events), links))
     best: int | None = 0 if have == want else None
     for length in range(1, len(versions) + 1):
         for walk in itertools.permutations(ways, length):

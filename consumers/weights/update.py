@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rollwire.consumers.weights.parts import Choose, prepare_parts
 from rollwire.consumers.weights.paths import PathStep
@@ -20,7 +18,6 @@ from rollwire.consumers.weights.reader import (
 )
 from rollwire.consumers.weights.targets.scatter import Scatter
 from rollwire.consumers.weights.targets.target import Change
-from rollwire.kernels.delta.changes import scatter
 from rollwire.kernels.delta.prepare import Prepared, prepare_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
@@ -65,7 +62,6 @@ class Maker:
             with named(step):
                 prepared = self._prepare(store, step, base)
                 check_result(path[-1].event, prepared.digest)
-            _warm({base.state[name].bits.dtype for name in prepared.names})
             return Made(base.state, prepared.digest, prepared, prepared.names)
         loaded = load_path(store, path, base, choose=self._choose, entering=entering)
         held = self._into if base is None else base.state
@@ -85,12 +81,6 @@ class Maker:
         except BaseMismatch:
             explain_base(store, step, base.state)
             raise
-
-
-def _warm(lanes: Collection[np.dtype[Any]]) -> None:
-    """The writing kernel is compiled on its first use in a process: not inside the pause."""
-    for lane in lanes:
-        scatter(np.empty(0, lane), np.empty(0, np.uint32), np.empty(0, lane))
 
 
 def _only(path: Sequence[PathStep]) -> PathStep | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -142,15 +143,17 @@ class Ways:
         self._known = known
         self._costs = _Costs(slice_share)
         self._whole = slice_share == 1.0
-        self._gone: set[_Ends] = set()
-        self._links: dict[int, dict[_Ends, dict[str, WeightLink]]] = {}  # by either end
-        self._next: dict[int, list[int]] = {}  # base -> versions whose own delta is on it
-        self._alike: dict[str, list[int]] = {}  # digest -> versions, ascending
+        self._gone: dict[_Ends, int] = {}  # -> place in the log of links
+        self._links: defaultdict[int, list[tuple[int, WeightLink]]] = defaultdict(list)  # by either end
+        self._next: defaultdict[int, list[int]] = defaultdict(
+            list
+        )  # base -> versions whose own delta is on it
+        self._alike: defaultdict[str, list[int]] = defaultdict(list)  # digest -> versions, ascending
         for event in known.values():
             if event.base_version is not None:
-                self._next.setdefault(event.base_version, []).append(event.version)
+                self._next[event.base_version].append(event.version)
         for version in sorted(known):
-            self._alike.setdefault(known[version].state_digest, []).append(version)
+            self._alike[known[version].state_digest].append(version)
         self._fold(links)
 
     def __iter__(self) -> Iterator[PathStep]:
@@ -170,8 +173,8 @@ class Ways:
             source = self._known[later]
             if source.coder == GAP and (later, version) not in self._gone:
                 yield PathStep(event, "delta", later, source, True, self._delta_bytes(source))
-        for coders in self._links.get(version, {}).values():
-            for link in coders.values():
+        for place, link in self._links.get(version, ()):
+            if place > self._gone.get((link.version, link.base_version), -1) and self._fits(link):
                 yield from self._over(link, event)
         yield from self._same(event)
 
@@ -199,18 +202,14 @@ class Ways:
     def _fold(self, links: Sequence[WeightLink]) -> None:
         """In the order of the log: what is gone, and the links that can be used."""
         one = next(iter(self._known.values()), None)
-        for link in links:
+        for place, link in enumerate(links):
             if one is None or (link.model, link.lineage) != (one.model, one.lineage):
                 continue
-            ends = (link.version, link.base_version)
-            sides = [side for side in ends if side is not None]
             if link.kind == "gone":
-                self._gone.add(ends)
-                for side in sides:
-                    self._links.get(side, {}).pop(ends, None)
-            elif link.kind != "unknown" and self._fits(link):
-                for side in sides:
-                    self._links.setdefault(side, {}).setdefault(ends, {})[link.coder] = link
+                self._gone[link.version, link.base_version] = place
+            elif link.kind != "unknown" and link.base_version is not None:
+                self._links[link.version].append((place, link))
+                self._links[link.base_version].append((place, link))
 
     def _fits(self, link: WeightLink) -> bool:
         if (
@@ -247,7 +246,7 @@ def cheapest(into: Callable[[int], Iterable[PathStep]], have: int | None, want: 
             more = _Cost(cost.bytes + step.bytes, cost.steps + (step.kind != "same"))
             if place not in onwards or more < onwards[place][0]:
                 onwards[place] = (more, step)
-                heapq.heappush(queue, (more, *place))
+                heapq.heappush(queue, (more, place[0], place[1]))
     return None
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise, repeat
 from typing import Final, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollwire.kernels.delta.changes import weigh
 from rollwire.kernels.delta.context import LAYOUTS, ContextEncoder
@@ -18,12 +22,14 @@ from rollwire.kernels.delta.format import (
     write_shard,
 )
 from rollwire.kernels.delta.gap import GapEncoder
-from rollwire.kernels.delta.runs import Piece, RunEncoder
+from rollwire.kernels.delta.many import added
+from rollwire.kernels.delta.runs import Pair, Run, encode_run
 from rollwire.kernels.digest import MASK_128, StateDigest
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES, State, held_chunks, lane_dtype
 from rollwire.schemas.errors import StateMismatch
 
 Coder = Literal["gap", "context"]
+S = TypeVar("S")
 T = TypeVar("T")
 
 SHARD_BYTES: Final = 64 << 20
@@ -49,17 +55,10 @@ class Encoded(NamedTuple):
     total_elements: int
 
 
-class _Cut(NamedTuple):
-    name: str
-    chunk: int
-    total: int  # the chunk's incremental sum before
-
-
 class _Scratch(threading.local):
     def __init__(self) -> None:
         self.gap = GapEncoder()
         self.context = ContextEncoder()
-        self.runs = RunEncoder()
 
 
 _scratch = _Scratch()
@@ -80,8 +79,9 @@ def check_layout(old: State, new: State, *, held: str = "base", other: str = "ne
             raise StateMismatch(
                 f"{name}: {a.dtype}{list(a.shape)} in the {held}, {b.dtype}{list(b.shape)} in the {other}"
             )
-        if (a.start, a.bits.size) != (b.start, b.bits.size) or a.bits.dtype != lane or b.bits.dtype != lane:
+        if (a.start, a.bits.size, a.bits.dtype) != (b.start, b.bits.size, lane) or b.bits.dtype != lane:
             raise StateMismatch(f"{name}: bits do not fit {a.dtype}{list(a.shape)} on both sides")
+        held_chunks(a, name)
 
 
 def encode_delta(
@@ -121,26 +121,28 @@ def encode_both(
     starts from.
     """
     base = StateDigest.of(old) if base is None else base
-    check_layout(old, new)
-
-    def work(cuts: Sequence[_Cut]) -> list[tuple[Chunk, Chunk]]:
-        pairs: list[tuple[Chunk, Chunk]] = []
-        for cut in cuts:
-            there = _encode_chunk(old, new, cut, coder)
-            if there is not None:
-                back = _encode_chunk(new, old, cut._replace(total=there.total), coder)
-                if back is None:
-                    raise StateMismatch(f"{cut.name}: chunk {cut.chunk} changed while it was encoded")
-                pairs.append((there, back))
-        return pairs
-
-    found = [pair for pairs in _map(work, _tasks(old, base), threads) for pair in pairs]
-    total = sum(t.bits.size for t in old.values())
-    there = Encoded(tuple(a for a, _ in found), sum(a.changed for a, _ in found), total)
-    back = Encoded(tuple(b for _, b in found), there.changed_elements, total)
+    there = encode_chunks(old, new, base=base, coder=coder, threads=threads)
     result = _after(base, there)
+    back = _inverse(old, new, base, there, coder, threads)
     return _delta(there, base, result, coder, shard_bytes), _delta(
         back, result, base.copy(), coder, shard_bytes
+    )
+
+
+def _inverse(
+    old: State, new: State, base: StateDigest, there: Encoded, coder: Coder, threads: int
+) -> Encoded:
+    """The chunks that lead back: those that changed, and no others are looked at again."""
+
+    def work(chunk: Chunk) -> Chunk | None:
+        return _encode_chunk(new, old, chunk.name, chunk.chunk, coder)
+
+    found = [c for c in _map(work, there.chunks, threads) if c is not None]
+    if len(found) != len(there.chunks):
+        raise StateMismatch("the states changed while the delta was encoded")
+    sums = base.sums_at(_rows(base, found)).astype("<u8").tobytes()
+    return there._replace(
+        chunks=tuple(c._replace(total=t) for c, t in zip(found, _totals(sums), strict=True))
     )
 
 
@@ -152,15 +154,71 @@ def encode_chunks(
     `base` knows the sums of the old state's chunks, of these parts at least. Raises `StateMismatch`.
     """
     check_layout(old, new)
+    by_lane: dict[int, list[Pair]] = {}
+    rest: list[tuple[str, int]] = []
+    total = 0
+    for name in sorted(old):
+        t = old[name]
+        total += t.bits.size
+        pair = Pair.of(name, t, new[name]) if coder == "gap" or t.dtype not in LAYOUTS else None
+        if pair is None:
+            rest += [(name, k) for k in held_chunks(t, name)]
+        else:
+            by_lane.setdefault(LANE_BYTES[t.dtype], []).append(pair)
+    chunks = [
+        chunk
+        for lane, pairs in by_lane.items()
+        for chunk in _gap_chunks(Run.of(pairs, lane), pairs, base, threads)
+    ]
+    if rest:
+        chunks += _other_chunks(old, new, rest, base, coder, threads)
+    if len(by_lane) + bool(rest) > 1:
+        chunks.sort(key=lambda c: (c.name, c.chunk))
+    return Encoded(tuple(chunks), sum([c.changed for c in chunks]), total)
 
-    def work(cuts: Sequence[_Cut]) -> list[Chunk]:
-        if coder == "gap":
-            return _encode_run(old, new, cuts)
-        chunks = [_encode_chunk(old, new, cut, coder) for cut in cuts]
-        return [chunk for chunk in chunks if chunk is not None]
 
-    chunks = tuple(chunk for some in _map(work, _tasks(old, base), threads) for chunk in some)
-    return Encoded(chunks, sum(c.changed for c in chunks), sum(t.bits.size for t in old.values()))
+def _gap_chunks(run: Run, pairs: Sequence[Pair], base: StateDigest, threads: int) -> list[Chunk]:
+    before_K = base.sums_at(base.rows([pair.name for pair in pairs])[run.tensor_K] + run.chunk_K)
+    parts = _map(lambda ends: encode_run(run, *ends), pairwise(run.cuts(_TASK_ELEMENTS)), threads)
+    payloads = [payload for part in parts for payload in part]
+    changed = np.flatnonzero(run.changed_K)
+    after = added(before_K, run.low_K, run.high_K, run.top_K)[changed].astype("<u8").tobytes()
+    tensors = [pairs[i] for i in run.tensor_K[changed].tolist()]
+    columns = zip(
+        [pair.name for pair in tensors],
+        [pair.old.dtype for pair in tensors],
+        [pair.old.shape for pair in tensors],
+        run.chunk_K[changed].tolist(),
+        repeat(CODER_GAP),
+        run.changed_K[changed].tolist(),
+        _totals(after),
+        run.checksum_K[changed].tolist(),
+        payloads,
+        strict=False,
+    )
+    return list(map(Chunk._make, columns))
+
+
+def _other_chunks(
+    old: State,
+    new: State,
+    rest: Sequence[tuple[str, int]],
+    base: StateDigest,
+    coder: Coder,
+    threads: int,
+) -> list[Chunk]:
+    """Chunks of the context coder, and such as lie askew in memory: `total` is a difference at first."""
+    found = [c for c in _map(lambda w: _encode_chunk(old, new, *w, coder), rest, threads) if c is not None]
+    before = _totals(base.sums_at(_rows(base, found)).astype("<u8").tobytes())
+    return [c._replace(total=(total + c.total) & MASK_128) for c, total in zip(found, before, strict=True)]
+
+
+def _rows(digest: StateDigest, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+    return digest.rows([c.name for c in chunks]) + np.array([c.chunk for c in chunks], np.int64)
+
+
+def _totals(sums: bytes) -> list[int]:
+    return [int.from_bytes(sums[at : at + 16], "little") for at in range(0, len(sums), 16)]
 
 
 def split_chunks(chunks: Sequence[Chunk], shard_bytes: int) -> list[list[Chunk]]:
@@ -209,12 +267,12 @@ def _delta(encoded: Encoded, base: StateDigest, result: StateDigest, coder: Code
 
 def _after(base: StateDigest, encoded: Encoded) -> StateDigest:
     result = base.copy()
-    for chunk in encoded.chunks:
-        result.set(chunk.name, chunk.chunk, chunk.total)
+    totals = b"".join([c.total.to_bytes(16, "little") for c in encoded.chunks])
+    result.set_at(_rows(base, encoded.chunks), np.frombuffer(totals, "<u8").reshape(-1, 2))
     return result
 
 
-def _map(work: Callable[[Sequence[_Cut]], T], tasks: Iterable[Sequence[_Cut]], threads: int) -> Iterator[T]:
+def _map(work: Callable[[S], T], tasks: Iterable[S], threads: int) -> Iterator[T]:
     if threads <= 1:
         yield from map(work, tasks)
         return
@@ -222,53 +280,21 @@ def _map(work: Callable[[Sequence[_Cut]], T], tasks: Iterable[Sequence[_Cut]], t
         yield from pool.map(work, tasks)
 
 
-def _tasks(state: State, base: StateDigest) -> Iterator[list[_Cut]]:
-    """Consecutive chunks, by name, in groups of about `_TASK_ELEMENTS`."""
-    group: list[_Cut] = []
-    filled = 0
-    for name in sorted(state):
-        t = state[name]
-        for chunk in held_chunks(t, name):
-            group.append(_Cut(name, chunk, base.chunk_sum(name, chunk)))
-            filled += min(CHUNK_ELEMENTS, t.elements - chunk * CHUNK_ELEMENTS)
-            if filled >= _TASK_ELEMENTS:
-                yield group
-                group, filled = [], 0
-    if group:
-        yield group
-
-
-def _encode_run(old: State, new: State, cuts: Sequence[_Cut]) -> list[Chunk]:
-    """As `_encode_chunk` with the gap coder, of many chunks at once."""
-    found: dict[int, Chunk] = {}
-    by_lane: dict[int, list[int]] = {}
-    for i, cut in enumerate(cuts):
-        by_lane.setdefault(LANE_BYTES[old[cut.name].dtype], []).append(i)
-    for lane, mine in by_lane.items():
-        run = [Piece(old[cuts[i].name], new[cuts[i].name], cuts[i].chunk) for i in mine]
-        for at, changed, change, checksum, payload in _scratch.runs.encode(run, lane):
-            cut, t = cuts[mine[at]], run[at].old
-            total = (cut.total + change) & MASK_128
-            found[mine[at]] = Chunk(
-                cut.name, t.dtype, t.shape, cut.chunk, CODER_GAP, changed, total, checksum, payload
-            )
-    return [found[i] for i in sorted(found)]
-
-
-def _encode_chunk(old: State, new: State, cut: _Cut, coder: Coder) -> Chunk | None:
-    t = old[cut.name]
-    first = cut.chunk * CHUNK_ELEMENTS
+def _encode_chunk(old: State, new: State, name: str, chunk: int, coder: Coder) -> Chunk | None:
+    """One chunk; its `total` is what the change adds to the sum before."""
+    t = old[name]
+    first = chunk * CHUNK_ELEMENTS
     at = first - t.start
     old_M = t.bits[at : at + CHUNK_ELEMENTS]
-    new_M = new[cut.name].bits[at : at + CHUNK_ELEMENTS]
+    new_M = new[name].bits[at : at + CHUNK_ELEMENTS]
     diff = _scratch.gap.diff(old_M, new_M)
     changed = diff.positions_N.size
     if not changed:
         return None
-    total = (cut.total + weigh(first, *diff)) & MASK_128
     if coder == "context" and t.dtype in LAYOUTS:
         payload, code = _scratch.context.pack(old_M, diff, t.dtype), CODER_CONTEXT
     else:  # no exponent: no classes
         payload, code = _scratch.gap.pack(diff, t.dtype), CODER_GAP
-    checksum = payload_checksum(payload)
-    return Chunk(cut.name, t.dtype, t.shape, cut.chunk, code, changed, total, checksum, payload)
+    return Chunk(
+        name, t.dtype, t.shape, chunk, code, changed, weigh(first, *diff), payload_checksum(payload), payload
+    )

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -153,19 +154,19 @@ def write_shard(
     index: int, shards: int, coder: int, base: str, result: str, chunks: list[Chunk]
 ) -> tuple[bytes, int]:
     """The shard, and the bytes of its head. `chunks`: in order of name and number."""
-    firsts = [i for i, c in enumerate(chunks) if i == 0 or chunks[i - 1].name != c.name]
-    ends = [*firsts[1:], len(chunks)]
-    numbers = np.array([[c.chunk, c.changed, len(c.payload)] for c in chunks], dtype="<u4").reshape(-1, 3)
-    planes = numbers.view(np.uint8).reshape(-1, 3, 4).transpose(1, 2, 0)
+    names, dtypes, shapes, number, coders, changed, totals, checksums, payloads = zip(*chunks, strict=True)
+    firsts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(names)) if a != b)]
+    sizes = [len(payload) for payload in payloads]
+    numbers = np.array([number, changed, sizes], dtype="<u4")  # [3, K]
     columns = Table(
-        tuple(chunks[i].name for i in firsts),
-        tuple(chunks[i].dtype for i in firsts),
-        tuple(chunks[i].shape for i in firsts),
-        tuple(end - first for first, end in zip(firsts, ends, strict=True)),
-        planes.tobytes(),
-        bytes(c.coder for c in chunks),
-        np.array([c.checksum for c in chunks], dtype="<u8").tobytes(),
-        b"".join(c.total.to_bytes(16, "little") for c in chunks),
+        tuple(names[i] for i in firsts),
+        tuple(dtypes[i] for i in firsts),
+        tuple(shapes[i] for i in firsts),
+        tuple(end - first for first, end in pairwise([*firsts, len(chunks)])),
+        numbers.view(np.uint8).reshape(3, -1, 4).transpose(0, 2, 1).tobytes(),
+        bytes(coders),
+        np.array(checksums, dtype="<u8").tobytes(),
+        b"".join([total.to_bytes(16, "little") for total in totals]),
     )
     table = _encoder.encode(columns)
     packed = frames.pack(table)
@@ -179,15 +180,15 @@ def write_shard(
         bytes.fromhex(base),
         bytes.fromhex(result),
         CHUNK_ELEMENTS,
-        max(len(c.payload) for c in chunks),
-        sum(c.changed for c in chunks),
-        sum(len(c.payload) for c in chunks),
+        max(sizes),
+        sum(changed),
+        sum(sizes),
         len(packed),
         len(table),
         bytes(16),
     )[:_CHECKSUM_AT]
     head = prelude + _checksum(prelude, packed) + packed
-    return b"".join([head, *(c.payload for c in chunks)]), len(head)
+    return b"".join([head, *payloads]), len(head)
 
 
 def read_head(prefix: bytes | memoryview) -> Head:

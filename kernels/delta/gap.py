@@ -139,20 +139,28 @@ def unordered(value: np.uint64, sign: np.uint64, mask: np.uint64) -> np.uint64:
 
 @jit()
 def best_rice(numbers_N: NDArray[np.uint32], count: int) -> np.uint64:
-    """The Rice parameter that codes the first `count` of these numbers in the fewest bits."""
-    largest = np.uint64(0)
+    """The Rice parameter that codes the first `count` of these numbers in the fewest bits, found downhill from their mean."""
+    total = _U0
     for n in range(count):
-        largest |= np.uint64(numbers_N[n])
-    best, parameter = np.uint64(1) << np.uint64(62), _U0
-    for k in range(min(int(bit_length(largest)) + 1, POSITION_BITS)):
-        shift, cost = np.uint64(k), _U0
-        for n in range(count):
-            cost += min(np.uint64(numbers_N[n]) >> shift, _U16)
-        # An escape costs 34 bits, counted as 17 + k: near enough, since it is rare where k is good.
-        cost += np.uint64(count) * (shift + _U1)
-        if cost < best:
-            best, parameter = cost, shift
+        total += np.uint64(numbers_N[n])
+    mean = total // np.uint64(count)
+    parameter = min(bit_length(mean), np.uint64(POSITION_BITS - 1))
+    best = _rice_bits(numbers_N, count, parameter)
+    while parameter > _U0:
+        cost = _rice_bits(numbers_N, count, parameter - _U1)
+        if cost > best:
+            break
+        best, parameter = cost, parameter - _U1
     return parameter
+
+
+@jit()
+def _rice_bits(numbers_N: NDArray[np.uint32], count: int, k: np.uint64) -> np.uint64:
+    # An escape costs 34 bits, counted as 17 + k: near enough, since it is rare where k is good.
+    cost = np.uint64(count) * (k + _U1)
+    for n in range(count):
+        cost += min(np.uint64(numbers_N[n]) >> k, _U16)
+    return cost
 
 
 @jit()
@@ -215,14 +223,8 @@ def pack_lanes(
     words[0] = g | (e << np.uint64(5)) | (m << np.uint64(10))
     at: np.uint64 = put_gamma(words, _U16, np.uint64(exceptions + 1))
     at = _put_changes(words, at, numbers, size, steps_N, sign, g)
-    last = -1
-    for i in range(exceptions):
-        rank = int(ranks[i])
-        at = put_rice(words, at, np.uint64(rank - last - 1), e)
-        last = rank
-        excess = _excess(steps_N[rank], sign, mask)
-        at = put_gamma(words, at, (excess >> m) + _U1)
-        at = put_bits(words, at, excess & ((_U1 << m) - _U1), m)
+    if exceptions:
+        at = _put_exceptions(words, at, ranks, exceptions, steps_N, sign, mask, e, m)
     return at
 
 
@@ -284,6 +286,69 @@ def _put_changes(
             word += _U1
             pending = (symbol >> (_U63 - fill)) >> _U1
         fill = end & _U63
+    words[word] = pending
+    return (word << _U6) | fill
+
+
+@jit()
+def _push(
+    words: NDArray[np.uint64],
+    word: np.uint64,
+    pending: np.uint64,
+    fill: np.uint64,
+    symbol: np.uint64,
+    count: np.uint64,
+) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """As `put`, with the open word in a register: (word, pending, fill) after it. Up to 63 bits."""
+    pending |= symbol << fill
+    end = fill + count
+    if end >= _U64:
+        words[word] = pending
+        word += _U1
+        pending = (symbol >> (_U63 - fill)) >> _U1
+    return word, pending, end & _U63
+
+
+@jit()
+def _put_exceptions(
+    words: NDArray[np.uint64],
+    at: np.uint64,
+    ranks: NDArray[np.uint32],
+    count: int,
+    steps_N: NDArray[np.uint64],
+    sign: np.uint64,
+    mask: np.uint64,
+    e: np.uint64,
+    m: np.uint64,
+) -> np.uint64:
+    word, fill = at >> _U6, at & _U63
+    pending = words[word] & ((_U1 << fill) - _U1)
+    low_e, low_m = (_U1 << e) - _U1, (_U1 << m) - _U1
+    following = 0
+    for i in range(count):
+        rank = int(ranks[i])
+        gap = np.uint64(rank - following)
+        following = rank + 1
+        q = gap >> e
+        if q < _U16:
+            symbol = ((_U1 << q) - _U1) | ((gap & low_e) << (q + _U1))
+            word, pending, fill = _push(words, word, pending, fill, symbol, q + _U1 + e)
+        else:
+            word, pending, fill = _push(words, word, pending, fill, _ONES | (gap << _U16), np.uint64(34))
+        excess = _excess(steps_N[rank], sign, mask)
+        high = (excess >> m) + _U1
+        n = bit_length(high) - _U1
+        if n + n + m < np.uint64(57):
+            symbol = (
+                (_U1 << n) | ((high & ((_U1 << n) - _U1)) << (n + _U1)) | ((excess & low_m) << (n + n + _U1))
+            )
+            word, pending, fill = _push(words, word, pending, fill, symbol, n + n + _U1 + m)
+        else:
+            words[word] = pending
+            after = put_gamma(words, (word << _U6) | fill, high)
+            after = put_bits(words, after, excess & low_m, m)
+            word, fill = after >> _U6, after & _U63
+            pending = words[word] & ((_U1 << fill) - _U1)
     words[word] = pending
     return (word << _U6) | fill
 

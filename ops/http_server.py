@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from rollwire.ops.stack.ports import HOST
+from rollwire.ops.stopping import stop_on_signals
 from rollwire.schemas.errors import DeadlineExceeded, EnvironmentMissing
 
 START_S = 30.0
@@ -46,17 +47,18 @@ def make_server(app: Starlette, *, lifespan: bool = False) -> uvicorn.Server:
 def run_server(
     app: Starlette, host: str, port: int, *, ready: Callable[[str], None], lifespan: bool = False
 ) -> None:
-    """Serves until SIGTERM or SIGINT, within `STOP_S`; `ready` is told the URL once the port is bound.
+    """Serves until SIGTERM or SIGINT; `ready` is told the URL once connections are taken. For the main thread.
 
     Raises `EnvironmentMissing` where the port is taken.
     """
+    stop = threading.Event()
+    stop_on_signals(stop)  # not uvicorn's handlers: they end the process by the signal once it is done
     try:
-        listener = listen(host, port)
+        with served(app, host=host, port=port, lifespan=lifespan) as at:
+            ready(at.url)
+            stop.wait()
     except OSError as error:
         raise EnvironmentMissing(f"port {port} on {host}: {error}; choose another with --port") from error
-    with listener:
-        ready(f"http://{host}:{listener.getsockname()[1]}")
-        make_server(app, lifespan=lifespan).run(sockets=[listener])
 
 
 class Served(NamedTuple):
@@ -66,7 +68,8 @@ class Served(NamedTuple):
 
 @contextmanager
 def served(app: Starlette, *, host: str = HOST, port: int = 0, lifespan: bool = False) -> Iterator[Served]:
-    """The application on a free port of this machine. Raises `DeadlineExceeded` where it does not come up."""
+    """The application, by default on a free port of this machine. Raises `OSError` where the port is taken,
+    `DeadlineExceeded` where it does not come up."""
     listener = listen(host, port)
     server = make_server(app, lifespan=lifespan)
     thread = threading.Thread(

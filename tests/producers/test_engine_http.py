@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -252,12 +253,14 @@ def test_an_engine_that_is_killed_gets_its_weights_and_its_requests_back(tmp_pat
             assert engine.running
             server.kill()
             server.wait(30)
-        with process(first, port, 0.0):
+        with process(first, port, 0.0) as server:
             done |= drain(engine)
             assert look.get("/weight_info") == {"weight_version": "3"}
             assert set(look.post("/weight_checker", {"action": "checksum"})["checksums"].values()) == set(
                 checksums(STATES[1]).values()
             )
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
     same(done, expected)
 
 

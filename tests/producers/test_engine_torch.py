@@ -229,6 +229,34 @@ def test_abort_hands_back_what_there_is() -> None:
     assert engine.step() == []
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["cache kept", "cache read anew"])
+def test_some_requests_are_ended_and_the_others_do_not_notice(again: bool) -> None:
+    """Rows move into the holes; what they go on to sample is what they would have sampled alone."""
+    requests = [request(i, new=20) for i in range(12)]
+    untouched = engine_with(0, state_of(1), 5)
+    untouched.submit(requests)
+    expected = drain(untouched)
+    engine = engine_with(0, state_of(1), 5)  # some wait
+    engine.submit(requests)
+    done = {s.request_id: s for _ in range(2) for s in engine.step()}
+    if again:
+        engine.recompute_cache()
+    asked = [f"r{i}" for i in (0, 3, 7, 11)]
+    ended = {s.request_id: s for s in engine.abort([*asked, "nobody"])}
+    assert set(ended) == set(asked) - set(done)
+    done |= drain(engine)
+    for name, sampled in ended.items():
+        assert sampled.finish_reason == "abort"
+        count = len(sampled.token_ids)
+        assert np.array_equal(sampled.token_ids, expected[name].token_ids[:count])
+    assert any(len(sampled.token_ids) for sampled in ended.values())
+    assert len(done) + len(ended) == 12
+    for name, sampled in done.items():
+        assert np.array_equal(sampled.token_ids, expected[name].token_ids)
+        np.testing.assert_allclose(sampled.logprobs, expected[name].logprobs, atol=1e-5)
+        assert np.array_equal(np.asarray(sampled.routes), np.asarray(expected[name].routes))
+
+
 def test_long_and_short_requests_share_an_engine() -> None:
     engine = engine_with(0, state_of(1), 4)
     long = SampleRequest("long", np.full(300, 5), 40, 1)

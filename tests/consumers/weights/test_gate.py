@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwire.consumers.weights.gate import (
@@ -68,6 +68,7 @@ def test_a_demand_that_says_nothing_is_refused(headers: dict[str, str], body: di
         take_demand(headers, body)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20), st.none() | st.integers(0, 20), st.none() | st.integers(0, 20))
 def test_a_demand_is_met_by_the_versions_that_it_names(
     version: int, minimum: int | None, exact: int | None

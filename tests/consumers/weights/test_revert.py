@@ -9,12 +9,15 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from rollwire.consumers.packed_batches import PackedBatchReader
 from rollwire.consumers.trainer.arithmetic import arithmetic_run
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import BATCHES, History, order_history, read_history
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, write_plans
+from rollwire.consumers.trainer.reversion import check_restorable
 from rollwire.consumers.trainer.session import Session
 from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
+from rollwire.consumers.version_publisher import VersionPublisher
 from rollwire.consumers.weights.paths import delta_step, plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import load_version
@@ -368,3 +371,30 @@ def test_an_onlooker_leaves_out_what_is_committed_while_it_reads() -> None:
         bench.history()
     seen = read_history(bench.log, "policy", LINEAGE, deadline_s=5, clock=bench.clock, running=True)
     assert (seen.versions[-1], len(seen.steps)) == (later, 3)
+
+
+def test_a_trainer_of_ones_own_reads_on_behind_a_revert() -> None:
+    bench = trained(4, planned=6)
+    bench.revert(2)
+    bench.plans(range(6, 8), newest_revert=5)
+    publisher = VersionPublisher(
+        bench.log, bench.store, model="policy", lineage=LINEAGE, ranks=2, prefix="t.", clock=bench.clock
+    )
+    held = publisher.start(None)
+    publisher.close()
+    assert (held.version, held.newest_revert) == (5, 5)
+    assert StateDigest.of(held.state).hex == bench.history().versions[2].state_digest
+    reader = PackedBatchReader(
+        bench.log, bench.store, model="policy", lineage=LINEAGE, ranks=2, clock=bench.clock
+    )
+    reader.start(held.version, held.offsets[0], held.plan_digest, held.newest_revert)
+    plan = reader.read(0)
+    assert plan is not None
+    assert (plan.step, plan.batch.newest_revert) == (6, 5)
+    reader.close()
+
+
+def test_a_lineage_without_checkpoints_is_its_trainers_to_restore() -> None:
+    history = trained(4, planned=4).history()
+    bare = [msgspec.structs.replace(version, checkpoint=None) for version in history.versions]
+    check_restorable(order_history(bare, history.steps), 3, dict.fromkeys(PARTITIONS, 99))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import msgspec
 import pytest
 
+from rollwire.consumers.weights.link_chain import compose_link, plan_chain
 from rollwire.consumers.weights.links import SPANS, Links, gone_link, skips_due, write_link
+from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.reader import Loaded, load_path
 from rollwire.consumers.weights.snapshot import SnapshotWriter
 from rollwire.kernels.delta.encode import encode_delta
+from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import ObjectConflict, StateMismatch
-from rollwire.schemas.records import WeightLink, WeightVersion
+from rollwire.schemas.errors import DigestMismatch, ObjectConflict, ObjectMissing, StateMismatch, WeightError
+from rollwire.schemas.records import Event, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.log import TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
@@ -90,6 +95,97 @@ def test_an_object_of_another_content_is_no_link(
     store.create(link.objects[0].key, b"damaged by hand")
     with pytest.raises(ObjectConflict):
         write_link(store, events[0], events[2], data, [10] * len(data), coder="gap", published_us=10**15)
+
+
+class Chain(NamedTuple):
+    store: MemoryStore
+    states: list[State]
+    events: list[WeightVersion]
+
+
+def chain_of(make_state: MakeState, move: Move, count: int, coder: Literal["gap", "context"]) -> Chain:
+    store = MemoryStore()
+    writer = SnapshotWriter(
+        store,
+        model="m",
+        lineage="L",
+        shard_bytes=400,
+        anchor_shard_bytes=1 << 30,
+        threads=1,
+        hf_config=None,
+        coder=coder,
+    )
+    states = [make_state()]
+    held = [writer.write_first(0, 0, states[0], 10**15)]
+    for version in range(1, count):
+        # Every third version changes nothing.
+        states.append(states[-1] if version % 3 == 0 else move(states[-1], version, 0.02))
+        held.append(writer.write_next(held[-1], version, version, states[-1], 10**15, anchor=False))
+    return Chain(store, states, [h.event for h in held])
+
+
+def test_a_link_is_composed_of_the_deltas_and_links_on_its_way(make_state: MakeState, move: Move) -> None:
+    """And is, byte for byte, the delta between the two states."""
+    store, states, events = chain_of(make_state, move, 17, "gap")
+    links: list[WeightLink] = []
+    for version in range(17):
+        for base, _ in skips_due(version, 0):
+            made = compose_link(store, events, links, base, version, published_us=10**15, shard_bytes=1 << 20)
+            direct = encode_delta(states[base], states[version], shard_bytes=1 << 20)
+            assert [store.get(entry.key) for entry in made.objects] == list(direct.shards)
+            assert [entry.head_bytes for entry in made.objects] == list(direct.heads)
+            links.append(made)
+    assert [(link.base_version, link.version) for link in links][-2:] == [(12, 16), (0, 16)]
+    assert [str(step) for step in plan_chain(events, links, 0, 15)] == [
+        "skip 0>4",
+        "skip 4>8",
+        "skip 8>12",
+        "delta 12>13",
+        "delta 13>14",
+        "same 14>15",
+    ]
+    held = Loaded(states[1], StateDigest.of(states[1]))
+    path = plan_path(events, links, 1, 16)
+    assert load_path(store, path, held).digest.hex == events[16].state_digest
+
+
+def test_what_comes_back_is_a_link_without_objects(make_state: MakeState) -> None:
+    store = MemoryStore()
+    writer = SnapshotWriter(
+        store, model="m", lineage="L", shard_bytes=400, anchor_shard_bytes=1 << 30, threads=1, hf_config=None
+    )
+    held = [writer.write_first(0, 0, make_state(), 10**15)]
+    for version, state in ((1, make_state(1)), (2, make_state())):
+        held.append(writer.write_next(held[-1], version, version, state, 10**15, anchor=False))
+    link = compose_link(store, [h.event for h in held], (), 0, 2, published_us=10**15)
+    assert link.objects == ()
+    assert decode_record_of(link) == link
+
+
+def decode_record_of(link: WeightLink) -> Event:
+    log = MemoryLog({"weight-links": 1})
+    log.writer().write([outgoing(link, source="test", time_us=10**15)])
+    reader = log.reader()
+    reader.assign({TopicPartition("weight-links", 0): 0})
+    return decode_record(reader.poll(10, 1.0)[0])
+
+
+def test_where_no_chain_leads_it_is_said(make_state: MakeState, move: Move) -> None:
+    store, _, events = chain_of(make_state, move, 6, "context")
+    with pytest.raises(WeightError, match="no chain of gap deltas leads from version 0 to version 4"):
+        compose_link(store, events, (), 0, 4, published_us=10**15)
+    store, _, events = chain_of(make_state, move, 6, "gap")
+    for base, version in ((0, 9), (-1, 3)):
+        with pytest.raises(WeightError, match="not both known"):
+            compose_link(store, events, (), base, version, published_us=10**15)
+    with pytest.raises(WeightError, match="no chain"):
+        compose_link(store, events, [gone_link(events[2], 1, 10**15)], 0, 4, published_us=10**15)
+    lying = [*events[:3], msgspec.structs.replace(events[3], state_digest="0" * 64), *events[4:]]
+    with pytest.raises(DigestMismatch, match="published are"):
+        compose_link(store, lying, (), 1, 3, published_us=10**15)
+    store.delete(events[2].objects[0].key)
+    with pytest.raises(ObjectMissing):
+        compose_link(store, events, (), 0, 4, published_us=10**15)
 
 
 def test_repeats_are_dropped_unless_the_way_was_gone_in_between(

@@ -1,0 +1,82 @@
+"""A skip link out of the deltas and shorter links that it leads over, by their objects alone: no state is needed.
+
+So it can be made by whoever has the log and the store: the publisher beside its trainer, or anybody later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rollwire.consumers.weights.links import write_link
+from rollwire.consumers.weights.paths import GAP, PathStep, Ways, cheapest, known_versions
+from rollwire.consumers.weights.reader import read_shards
+from rollwire.kernels.delta.compose import compose_deltas
+from rollwire.schemas.errors import DigestMismatch, WeightError
+from rollwire.schemas.records import WeightLink, WeightVersion
+from rollwire.streams.seams.store import ObjectStore
+
+SHARD_BYTES = 64 << 20
+
+
+def plan_chain(
+    events: Sequence[WeightVersion], links: Sequence[WeightLink], base: int, version: int
+) -> list[PathStep]:
+    """Gap deltas and links that follow one another from `base` to `version`, the fewest bytes of them.
+
+    Raises `WeightError` where there is no such chain: a delta between is of the context coder, or gone.
+    """
+    known = known_versions(events)
+    if base not in known or version not in known:
+        raise WeightError(f"versions {base} and {version} are not both known in this lineage")
+    ways = Ways(known, links)
+
+    def forwards(to: int) -> Iterator[PathStep]:
+        for step in ways.into(to):
+            inside = step.base is not None and base <= step.base < to <= version
+            if inside and (step.kind == "same" or step.source.coder in (GAP, "")) and not step.backwards:
+                yield step
+
+    chain = cheapest(forwards, base, version)
+    if chain is None:
+        raise WeightError(
+            f"no chain of gap deltas leads from version {base} to version {version}: encode it from the states"
+        )
+    return chain
+
+
+def compose_link(
+    store: ObjectStore,
+    events: Sequence[WeightVersion],
+    links: Sequence[WeightLink],
+    base: int,
+    version: int,
+    *,
+    published_us: int,
+    shard_bytes: int = SHARD_BYTES,
+    threads: int = 1,
+) -> WeightLink:
+    """Fetches a chain, composes it and writes the link; returned is the event that makes it known.
+
+    In memory: the chain's shards and the outcome. Raises what `plan_chain`, `compose_deltas` and the store raise, and
+    `DigestMismatch` where the chain does not lead from the one published state to the other.
+    """
+    known = known_versions(events)
+    chain = [step for step in plan_chain(events, links, base, version) if step.kind != "same"]
+    composed = compose_deltas(
+        *([*read_shards(store, step)] for step in chain), shard_bytes=shard_bytes, threads=threads
+    )
+    published = (known[base].state_digest, known[version].state_digest)
+    if composed.shards and (composed.base, composed.result) != published:
+        raise DigestMismatch(
+            f"deltas from version {base} to {version} lead from {composed.base[:16]} to {composed.result[:16]}, "
+            f"published are {published[0][:16]} and {published[1][:16]}"
+        )
+    return write_link(
+        store,
+        known[base],
+        known[version],
+        composed.shards,
+        composed.heads,
+        coder=GAP,
+        published_us=published_us,
+    )

@@ -15,8 +15,11 @@ pytestmark = pytest.mark.system
 PARTS = {
     "publish",
     "follow",
+    "publish_again",
     "serve_numpy",
+    "serve_slice",
     "serve_folder",
+    "serve_again_folder",
     "kill_9_folder",
     "kill_9_publish",
     "input_publish",

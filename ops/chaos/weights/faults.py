@@ -11,19 +11,16 @@ from typing import Final, NamedTuple
 
 from rollwire.ops.chaos import s3_proxy
 from rollwire.ops.chaos.s3_proxy import Act, Matches, S3Proxy, requests
-from rollwire.ops.chaos.weights.lives import Access, MemoryLives, Task
-from rollwire.ops.chaos.weights.matrix import (
-    Bench,
+from rollwire.ops.chaos.weights.judge import (
     CellFailed,
     Reports,
-    commit_event,
     end_of,
     ended_well,
     judge_status,
     judge_versions,
-    new_lineage,
-    stored,
 )
+from rollwire.ops.chaos.weights.lives import Access, MemoryLives, Task
+from rollwire.ops.chaos.weights.matrix import Bench, commit_event, new_lineage, stored
 from rollwire.ops.chaos.weights.roles import WAIT_S
 from rollwire.ops.chaos.weights.states import LAST
 from rollwire.schemas.errors import StoreUnfit
@@ -94,7 +91,7 @@ def up_cell(bench: Bench, proxy: S3Proxy, through: ObjectStore, fault: Fault) ->
         ended_well(end_of(life, "who publishes"), "who publishes")
         proxy.clear()
         _happened(rule, fault)
-        judge_versions(bench, lineage, complete=True)
+        judge_versions(bench.log, bench.store, lineage, complete=True)
         ended_well(end_of(watcher, "the replica beside it"), "the replica beside it")
     finally:
         watcher.kill()

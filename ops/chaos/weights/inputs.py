@@ -18,17 +18,9 @@ from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.delta.format import Chunk, read_head, write_shard
 from rollwire.kernels.tensors import State, Tensor
+from rollwire.ops.chaos.weights.judge import CellFailed, Reports, ended_well, judge_status
 from rollwire.ops.chaos.weights.lives import Role, Task
-from rollwire.ops.chaos.weights.matrix import (
-    Bench,
-    CellFailed,
-    Reports,
-    commit_event,
-    ended_well,
-    judge_status,
-    new_lineage,
-    stored,
-)
+from rollwire.ops.chaos.weights.matrix import Bench, commit_event, new_lineage, stored
 from rollwire.ops.chaos.weights.roles import WAIT_S
 from rollwire.ops.chaos.weights.states import PUBLISHER, digest_of, model_of, state_of
 from rollwire.schemas.errors import StateMismatch

@@ -25,7 +25,7 @@ from rollwire.schemas.errors import DeadlineExceeded, StackError
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 
-Role = Literal["publish", "follow", "numpy", "folder"]
+Role = Literal["publish", "follow", "numpy", "slice", "folder"]
 _log = structlog.get_logger()
 _START_S: Final = 60.0
 _KILL_S: Final = 30.0
@@ -89,6 +89,8 @@ def run_role(task: Task, log: Log, store: ObjectStore, effects: Effects) -> None
             follow(log, store, task.lineage, task.upto, effects)
         case "numpy":
             serve(log, store, task.lineage, task.upto, effects, NumpyTarget(), task.failure)
+        case "slice":
+            serve(log, store, task.lineage, task.upto, effects, NumpyTarget(), task.failure, parts=True)
         case "folder":
             target = FolderTarget(Path(task.folder))
             serve(log, store, task.lineage, task.upto, effects, target, task.failure)

@@ -12,14 +12,15 @@ from rollwire.consumers.weights.follower import Follower, FollowerConfig
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
+from rollwire.consumers.weights.slices import choose_slices, share_of
 from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber
 from rollwire.consumers.weights.targets.folder import FolderTarget
 from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.kernels.tensors import State, Tensor
 from rollwire.ops.chaos.weights.effects import Effects
 from rollwire.ops.chaos.weights.seams import CrashLog, CrashStore
-from rollwire.ops.chaos.weights.states import PUBLISHER, model_of, same_bits, state_of
-from rollwire.ops.chaos.weights.targets import CrashFolder, CrashTarget, Failure, served_by
+from rollwire.ops.chaos.weights.states import PUBLISHER, SLICE, model_of, same_bits, state_of
+from rollwire.ops.chaos.weights.targets import CrashFolder, CrashTarget, Failure
 from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, TargetFailed
 from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
@@ -132,14 +133,17 @@ def serve(
     effects: Effects,
     target: NumpyTarget | FolderTarget,
     failure: Failure | None = None,
+    *,
+    parts: bool = False,
 ) -> None:
-    """As `follow`, by a follower that keeps a target at each version. Raises `TargetFailed` where an undo left something
-    else than the version before; a swap that gives anything but its version is refused by the probe, and reported.
+    """As `follow`, by a follower that keeps a target at each version; `parts`: at a slice of it. Raises `TargetFailed`
+    where an undo left something else than the version before; a swap that gives anything but its version is refused by
+    the probe, and reported.
     """
     crashing = (
         CrashFolder(target, effects, failure)
         if isinstance(target, FolderTarget)
-        else CrashTarget(target, effects, failure)
+        else CrashTarget(target, effects, failure, parts=parts)
     )
     follower = Follower(
         CrashLog(log, effects),
@@ -149,6 +153,8 @@ def serve(
         replica=replica_of(lineage),
         lineage=lineage,
         probe=crashing.probe,
+        choose=choose_slices(SLICE) if parts else None,
+        share=share_of(SLICE) if parts else 1.0,
         config=FollowerConfig(subscriber=QUICK),
     )
     try:
@@ -165,7 +171,7 @@ def serve(
     effects.check()
     if crashing.torn:
         raise TargetFailed(crashing.torn)
-    if not same_bits(served_by(target), state_of(upto)):
+    if not crashing.serves(upto):
         raise TargetFailed(f"what is served as version {upto} is not that version")
 
 

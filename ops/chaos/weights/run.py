@@ -118,7 +118,7 @@ def _cells(options: MatrixOptions, stack: StackInfo, logs: Path) -> Iterator[Res
         lives = held.enter_context(ForkedLives(access, logs))
         proxy = held.enter_context(S3Proxy(stack.s3_endpoint))
         bench = Bench(lives, log, store)
-        yield from crash_cells("publish", bench, publisher_cell, options.every, options.jobs)
+        yield from publisher_cells(bench, options.every, options.jobs)
         yield from replica_cells(bench, logs.parent / "folders", options.every, options.jobs)
         yield from killed_cells(bench, logs.parent / "killed", options.kills, options.seed, options.jobs)
         yield from input_cells(bench, options.every, options.jobs)
@@ -130,16 +130,29 @@ def _cells(options: MatrixOptions, stack: StackInfo, logs: Path) -> Iterator[Res
             yield judged("store, down", fault.name, partial(down_cell, bench, proxy, through, fault))
 
 
+def publisher_cells(bench: Bench, every: int = 1, jobs: int = 1) -> Iterator[Result]:
+    """Deaths of who publishes, and of who goes on after a death."""
+    yield from crash_cells("publish", bench, publisher_cell, every, jobs)
+    first = Crash("commit", 3, "after")
+    yield from crash_cells("publish again", bench, partial(publisher_cell, first=first), every, jobs)
+
+
 def replica_cells(bench: Bench, folders: Path, every: int = 1, jobs: int = 1) -> Iterator[Result]:
     """Deaths of a process that samples, and of followers of each kind of target; and targets that fail them."""
     yield from crash_cells("follow", bench, replica_cell, every, jobs)
     number = count()
 
-    def cell(kind: Kind, bench: Bench, crash: Crash | None, failure: Failure | None = None) -> dict[str, int]:
+    def cell(
+        kind: Kind,
+        bench: Bench,
+        crash: Crash | None,
+        failure: Failure | None = None,
+        first: Crash | None = None,
+    ) -> dict[str, int]:
         folder = folders / str(next(number)) if kind == "folder" else None
         if folder is not None:
             folder.mkdir(parents=True)
-        return replica_cell(bench, crash, kind, folder=folder, failure=failure)
+        return replica_cell(bench, crash, kind, folder=folder, failure=failure, first=first)
 
     for kind in KINDS:
         yield from crash_cells(f"serve, {kind}", bench, partial(cell, kind), every, jobs)
@@ -148,6 +161,9 @@ def replica_cells(bench: Bench, folders: Path, every: int = 1, jobs: int = 1) ->
             for failure in FAILURES
         ]
         yield from side_by_side(f"serve, {kind}", failures, jobs)
+    # Only a folder outlives its process: a life after a death finds it, reads it again and goes on from there.
+    again = partial(cell, "folder", first=Crash("swap 2", 1, "after"))
+    yield from crash_cells("serve again, folder", bench, again, every, jobs)
 
 
 def input_cells(bench: Bench, every: int = 1, jobs: int = 1) -> Iterator[Result]:
@@ -170,7 +186,7 @@ def killed_cells(bench: Bench, folders: Path, kills: int, seed: int, jobs: int =
 
     parts: tuple[tuple[str, int, Callable[[str, float | None], object]], ...] = (
         ("kill -9, folder", kills, serving),
-        ("kill -9, publish", (kills + 1) // 2, lambda _, kill_s: publisher_cell(bench, None, kill_s)),
+        ("kill -9, publish", (kills + 1) // 2, lambda _, kill_s: publisher_cell(bench, None, kill_s=kill_s)),
     )
     for part, times, cell in parts:
         if times:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from rollwire.consumers.weights.publisher import PublisherConfig
+from rollwire.consumers.weights.slices import Slice
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, tensor
 
@@ -18,6 +19,8 @@ skip of four versions away from the first."""
 EMPTY: Final = 3  # the version that changes nothing
 _WIDE: Final = 2 * CHUNK_ELEMENTS + 1_000  # three chunks, so that a delta has several shards
 _DENSITY: Final = 0.002
+SLICE: Final = {"layers.0.*": Slice(1, 2)}
+"""What a replica of a slice holds: of the largest tensor the last two chunks of three."""
 
 PUBLISHER: Final = PublisherConfig(
     anchor_every=2, shard_bytes=1, anchor_shard_bytes=CHUNK_ELEMENTS, submit_timeout_s=60.0
@@ -57,12 +60,13 @@ def digest_of(version: int) -> str:
     return StateDigest.of(state_of(version)).hex
 
 
-def same_bits(a: State, b: State) -> bool:
-    """Names, types, shapes and every bit."""
-    return a.keys() == b.keys() and all(
-        (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape)
-        and np.array_equal(a[name].bits, b[name].bits)
-        for name in a
+def same_bits(held: State, whole: State, *, parts: bool = False) -> bool:
+    """Names, types, shapes and every bit. `parts`: parts of tensors are held, and of these every bit."""
+    return held.keys() == whole.keys() and all(
+        (t.dtype, t.shape) == (whole[name].dtype, whole[name].shape)
+        and (parts or t.bits.size == whole[name].bits.size)
+        and np.array_equal(t.bits, whole[name].bits[t.start : t.start + t.bits.size])
+        for name, t in held.items()
     )
 
 

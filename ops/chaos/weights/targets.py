@@ -19,8 +19,8 @@ from rollwire.ops.chaos.weights.states import LAST, digest_of, same_bits, state_
 from rollwire.schemas.errors import ProbeFailed, TargetFailed
 from rollwire.schemas.records import WeightVersion
 
-Kind = Literal["numpy", "folder"]
-KINDS: Final[tuple[Kind, ...]] = ("numpy", "folder")
+Kind = Literal["numpy", "slice", "folder"]
+KINDS: Final[tuple[Kind, ...]] = ("numpy", "slice", "folder")
 Failure = Literal["stage", "swap, before it", "swap, after it", "reading back", "the user's probe"]
 FAILURES: Final[tuple[Failure, ...]] = (
     "stage",
@@ -33,14 +33,21 @@ FAILS_AT: Final = 2  # the version
 
 
 class CrashTarget:
-    """Implements `Target`. `failure`: once, at version `FAILS_AT`, nobody dies but the target fails."""
+    """Implements `Target`. `failure`: once, at version `FAILS_AT`, nobody dies but the target fails. `parts`: it holds a
+    slice."""
 
     def __init__(
-        self, inner: NumpyTarget | FolderTarget, effects: Effects, failure: Failure | None = None
+        self,
+        inner: NumpyTarget | FolderTarget,
+        effects: Effects,
+        failure: Failure | None = None,
+        *,
+        parts: bool = False,
     ) -> None:
         self._inner = inner
         self._effects = effects
         self._failure = failure
+        self._parts = parts
         self._version = -1
         self._kept: int | None = None
         self.torn = ""  # what was found after an undo, where it was not the version before
@@ -76,16 +83,20 @@ class CrashTarget:
 
     def undo(self) -> None:
         self._effects.around(f"undo {self._version}", self._inner.undo)
-        if self._kept is not None and not same_bits(served_by(self._inner), state_of(self._kept)):
+        if self._kept is not None and not self.serves(self._kept):
             self.torn = f"after version {self._version} was undone, something else than version {self._kept} is served"
 
     def close(self) -> None:
         self._inner.close()
 
+    def serves(self, version: int) -> bool:
+        """Whether all that is served is this version, bit by bit."""
+        return same_bits(served_by(self._inner), state_of(version), parts=self._parts)
+
     def probe(self, event: WeightVersion) -> None:
         """The known answer: all that is served is that version, bit by bit. Raises `ProbeFailed`."""
         self._effects.check()
-        if not same_bits(served_by(self._inner), state_of(event.version)):
+        if not self.serves(event.version):
             raise ProbeFailed(f"what is served as version {event.version} is not that version")
         self._fail("the user's probe")
 

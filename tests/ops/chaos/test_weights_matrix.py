@@ -17,19 +17,18 @@ from rollwire.ops.chaos.weights.inputs import (
     publisher_input_cell,
     replica_input_cell,
 )
+from rollwire.ops.chaos.weights.judge import CellFailed, judge_status
 from rollwire.ops.chaos.weights.lives import MemoryLives, Role, Task
 from rollwire.ops.chaos.weights.matrix import (
     Bench,
-    CellFailed,
     Result,
     crashes,
-    judge_status,
     judged,
     publisher_cell,
     replica_cell,
 )
 from rollwire.ops.chaos.weights.report import cells_table, figures, what_of
-from rollwire.ops.chaos.weights.run import Outcome, crash_cells, killed_cells, replica_cells
+from rollwire.ops.chaos.weights.run import Outcome, killed_cells, publisher_cells, replica_cells
 from rollwire.ops.chaos.weights.states import EMPTY, LAST, digest_of, state_of
 from rollwire.ops.chaos.weights.targets import FAILURES, KINDS, Failure, Kind
 from rollwire.schemas.records import FleetState, FleetStatus
@@ -55,7 +54,8 @@ def names(results: Iterable[Result]) -> set[str]:
 
 def test_c24_c26_whoever_publishes_may_die_anywhere() -> None:
     """C24, C26, law 3: what is visible is whole, the next life goes on, each version is there once."""
-    results = list(crash_cells("publish", bench_of(MemoryStore()), publisher_cell, EVERY))
+    results = list(publisher_cells(bench_of(MemoryStore()), EVERY))
+    assert {result.part for result in results} == {"publish", "publish again"}
     assert [result for result in results if result.problem] == []
     assert len(results) > 15
     assert names(results) >= {"put deltas", "put anchors", "put manifests", "begin", "commit"}
@@ -66,9 +66,15 @@ def test_c24_c26_whoever_publishes_may_die_anywhere() -> None:
 def test_c23_c34_whoever_follows_may_die_anywhere(tmp_path: Path) -> None:
     """C23, C34, law 3: it serves one version or the other, says so truthfully, and the next life goes on; a target that fails
     it serves the version before."""
-    results = list(replica_cells(bench_of(MemoryStore()), tmp_path, 5))
+    results = list(replica_cells(bench_of(MemoryStore()), tmp_path, 9))
     assert [result for result in results if result.problem] == []
-    assert {result.part for result in results} == {"follow", "serve, numpy", "serve, folder"}
+    assert {result.part for result in results} == {
+        "follow",
+        "serve, numpy",
+        "serve, slice",
+        "serve, folder",
+        "serve again, folder",
+    }
     assert len(results) > 40
     assert "get deltas" in names(results)
     for effect in ("stage", "swap", "read back", "keep", "report staged", "report swapped"):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rollwire.consumers.weights.targets.folder import FolderTarget
 from rollwire.consumers.weights.targets.target import Sample, Serving, Update
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import EngineError, TargetFailed
+from rollwire.schemas.errors import ConfigError, EngineError, StateMismatch, TargetFailed
 
 NOTE: Final = "loading"  # in the root, while the engine's weights are being written
 KNOWN: Final = "engine.json"  # in the root: what the engine holds, as it was when it was loaded
@@ -76,11 +76,27 @@ def version_label(version: int) -> str:
     return str(version)
 
 
+def tensor_names(folder: Path) -> frozenset[str]:
+    """The tensors of a folder of safetensors, by the files' headers. Raises `ConfigError` for a file that has none."""
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                header = msgspec.json.decode(
+                    file.read(int.from_bytes(file.read(8), "little")), type=dict[str, Any]
+                )
+        except (OSError, MemoryError, OverflowError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path} is no safetensors file: {error}") from error
+        names |= header.keys() - {"__metadata__"}
+    return frozenset(names)
+
+
 class EngineTarget:
     """Implements `Target`, `Rereadable` and `Healing`.
 
     `folder` must be on a file system that the engine sees, under `seen_at` where its root has another name there. `first` is
-    the folder that the engine was started with, to go back to where no version of ours was loaded before.
+    the folder that the engine was started with, to go back to where no version of ours was loaded before; no version may
+    lack one of its tensors (C27).
 
     `proof`: "label" believes an engine that says it took the folder; "fingerprint" also hashes its weights inside the pause:
     a changed version must change them, and one that was served before must give what it gave then.
@@ -108,6 +124,7 @@ class EngineTarget:
         self._before: _Step | None = None
         self._written = False  # the engine's weights were touched since `stage`
         self._closed = False
+        self._names = frozenset() if first is None else tensor_names(first)
 
     @property
     def name(self) -> str:
@@ -159,6 +176,11 @@ class EngineTarget:
     def stage(self, update: Update) -> None:
         self._written = False
         self._before = self._present()
+        if missing := sorted(self._names.difference(update.state)):
+            raise StateMismatch(
+                f"version {update.event.version} lacks {len(missing)} tensors that {self.name} was started with, first "
+                f"{missing[0]!r}: it would keep the old ones and say nothing"
+            )
         self._folder.stage(update)
         staged = self._folder.staged
         if staged is None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollwire.consumers.weights.targets.engine import NOTE, EngineTarget
+from rollwire.consumers.weights.targets.engine import NOTE, EngineTarget, tensor_names
 from rollwire.consumers.weights.targets.folder import FolderTarget
 from rollwire.consumers.weights.targets.sglang import SglangWeights
 from rollwire.consumers.weights.targets.target import Sample, Target, Update
@@ -27,7 +27,7 @@ from rollwire.ops.stub_engine.config import Kind, StubEngineConfig
 from rollwire.ops.stub_engine.serve import StubServer, running_stub
 from rollwire.ops.stub_engine.weights import checksums, fresh_policy, write_policy
 from rollwire.producers.engine_torch import TorchEngine
-from rollwire.schemas.errors import TargetFailed
+from rollwire.schemas.errors import ConfigError, StateMismatch, TargetFailed
 from rollwire.schemas.golden import load_examples
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.engine import Sampled, SampleRequest
@@ -309,3 +309,23 @@ def test_an_engine_that_was_started_anew_is_given_its_version_again(
     server.stop()
     with pytest.raises(TargetFailed, match="is the engine there"):
         target.heal()
+
+
+def test_c27_a_version_that_lacks_a_tensor_of_the_engine_is_refused_before_anything(
+    server: StubServer, target: EngineTarget
+) -> None:
+    put(target, 1, STATES[1])
+    renamed = dict(STATES[2])
+    renamed["model.norm.scale"] = renamed.pop("model.norm.weight")
+    asked = len(server.core.calls)
+    with pytest.raises(StateMismatch, match=r"model\.norm\.weight"):
+        target.stage(update(2, renamed))
+    target.undo()
+    assert len(server.core.calls) == asked
+    assert serves(server, "1", STATES[1])
+
+
+def test_a_first_folder_that_holds_no_weights_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(ConfigError, match="no safetensors"):
+        tensor_names(tmp_path)

@@ -1,7 +1,8 @@
 """`rollwire bench catchup`: what a replica fetches that is 100 versions behind, against one delta made just for it.
 
 The weights are synthetic and drift as in training: gaussian, fp32 masters under Adam with independent gaussian gradients,
-cast to bf16 each step. They are published as the trainer does (a delta each, a snapshot in so many, skip links) into a store in memory that counts. The replica plans and loads as every follower does.
+cast to bf16 each step. They are published as the trainer does (a delta each, a snapshot in so many, skip links composed of what
+they lead over) into a store in memory that counts. The replica plans and loads as every follower does.
 
 Figures:
 
@@ -24,7 +25,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwire.consumers.weights.links import skips_due, write_link
+from rollwire.consumers.weights.link_chain import compose_link
+from rollwire.consumers.weights.links import skips_due
 from rollwire.consumers.weights.paths import PathStep, plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import Loaded, load_path, shards_of
@@ -136,18 +138,7 @@ def publish(mib: int, rate: float, seed: int, versions: int) -> Published:
         anchor = version % config.anchor_every == 0
         held.append(writer.write_next(held[-1], version, version, weights.state(), 0, anchor=anchor))
         for base, _ in skips_due(version, 0):
-            delta = encode_delta(held[base].state, held[-1].state, base=held[base].digest)
-            links.append(
-                write_link(
-                    store,
-                    held[base].event,
-                    held[-1].event,
-                    delta.shards,
-                    delta.heads,
-                    coder="gap",
-                    published_us=0,
-                )
-            )
+            links.append(compose_link(store, [h.event for h in held], links, base, version, published_us=0))
     return Published(store, held, links)
 
 

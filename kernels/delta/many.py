@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from rollwire.kernels.delta.changes import gather_lanes, scatter_lanes, weigh_lanes
 from rollwire.kernels.delta.format import CODER_GAP, checksum_of
-from rollwire.kernels.delta.gap import OK, diff_lanes, follow_steps, pack_lanes, parse_lanes, steps_lanes
+from rollwire.kernels.delta.gap import OK, follow_steps, parse_lanes, steps_lanes
+from rollwire.kernels.delta.gap_write import diff_lanes, pack_lanes
 from rollwire.kernels.digest import jit, lanes
 from rollwire.kernels.memory import carray, pointer
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.kernels.delta.format import FLOATS
-from rollwire.kernels.delta.gap import WORST_WORDS
+from rollwire.kernels.delta.gap_write import WORST_WORDS
 from rollwire.kernels.delta.many import encode_kernel
 from rollwire.kernels.memory import address_of
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, Tensor

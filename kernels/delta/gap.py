@@ -35,6 +35,7 @@ from rollwire.kernels.delta.changes import gather
 from rollwire.kernels.delta.format import FLOATS
 from rollwire.kernels.delta.gap_write import WORST_WORDS, diff_lanes, pack_lanes
 from rollwire.kernels.digest import jit, lanes, plain
+from rollwire.kernels.memory import address_of
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES
 
 OK: Final = 0
@@ -244,7 +245,7 @@ def _follow_kernel(lane: int) -> Callable[..., Any]:
 def words_of(bits_M: NDArray[Any]) -> NDArray[np.uint64]:
     """The lanes as 64-bit words, the last one filled up with zeros (equal on both sides: never a change)."""
     per_word = 8 // bits_M.dtype.itemsize
-    if bits_M.size % per_word or bits_M.ctypes.data % 8:
+    if bits_M.size % per_word or not bits_M.flags.c_contiguous or address_of(bits_M) % 8:
         padded = np.zeros(-(-bits_M.size // per_word) * per_word, dtype=bits_M.dtype)
         padded[: bits_M.size] = bits_M
         bits_M = padded

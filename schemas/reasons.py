@@ -32,7 +32,7 @@ Reason = Literal[
     "id_invalid",  # an id is not of its form, or its parts disagree
     "sequence_empty",  # nothing to train on
     "version_future",  # a version that was not published yet
-    "lineage_abandoned",  # sampled from a lineage that is no longer trained
+    "lineage_abandoned",  # sampled from a lineage that is no longer trained, or from a version that a revert gave up
     "sharing_invalid",  # a shared token is not what its origin has, or would not be trained on exactly once
     # rewards
     "reward_invalid",  # the reward is outside its range or contradicts its components

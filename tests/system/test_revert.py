@@ -273,5 +273,8 @@ def test_training_goes_on_from_an_older_version_and_the_books_add_up(
     assert ledger["packed-batches"].shed == len(over)
     assert run(["weights", "ls", "--dir", str(world.stack.dir), "--prefix", world.prefix]) == 0
     assert capsys.readouterr().out.count("revert") >= 2
+    for number in (first.version, second):
+        where = ["--dir", str(world.stack.dir), "--prefix", world.prefix]
+        assert run(["weights", "verify", str(number), *where]) == 0
     assert world.revert(world.newest) == 1
     assert "is the newest" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rollwire.consumers.weights.links import write_link
+from rollwire.consumers.weights.links import skips_due, write_link
 from rollwire.consumers.weights.paths import GAP, PathStep, Ways, cheapest, known_versions
 from rollwire.consumers.weights.reader import read_shards
 from rollwire.kernels.delta.compose import compose_deltas
@@ -16,6 +16,24 @@ from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.seams.store import ObjectStore
 
 SHARD_BYTES = 64 << 20
+
+
+def missing_skips(
+    events: Sequence[WeightVersion], links: Sequence[WeightLink], last: int
+) -> list[tuple[int, int]]:
+    """The skip links (base, version) that are due at the newest `last` versions and are neither there nor gone, shortest
+    first at each version: longer ones are composed of them. For those whose builder fell behind, died or never ran."""
+    known = known_versions(events)
+    if not known:
+        return []
+    first, newest = min(known), max(known)
+    there = {(link.version, link.base_version) for link in links}
+    return [
+        (base, version)
+        for version in range(max(first, newest - last + 1), newest + 1)
+        for base, _ in skips_due(version, first)
+        if (version, base) not in there
+    ]
 
 
 def plan_chain(

@@ -1,4 +1,4 @@
-"""`rollwire weights ls | show | verify | export | gc | revert`: the published versions, from the log and the store alone."""
+"""`rollwire weights ls | show | verify | export | link | gc | revert`: the published versions, from the log and the store alone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from rollwire.ops.commands.weights_access import (
     opened_log,
 )
 from rollwire.ops.commands.weights_gc import gc
+from rollwire.ops.commands.weights_link import link
 from rollwire.ops.commands.weights_revert import revert
 from rollwire.schemas.errors import WeightError
 
@@ -37,6 +38,7 @@ app = App(
 )
 app.command(revert)
 app.command(gc)
+app.command(link)
 
 
 @app.command

@@ -212,6 +212,10 @@ def test_links_slices_export_and_collection(
     assert "lineage L2" in capsys.readouterr().out
     assert run(["weights", "show", "8", "--links", "--bucket", bucket, *where]) == 0
     assert json.loads(capsys.readouterr().out)["base_version"] == 4
+    assert run(["weights", "link", "--bucket", bucket, *where]) == 0
+    assert "2 links made" in capsys.readouterr().out  # 0 to 4 and 8 to 12
+    assert run(["weights", "link", "--bucket", bucket, *where]) == 0
+    assert "0 links made" in capsys.readouterr().out
     assert run(["weights", "verify", "8", "--bucket", bucket, *where]) == 0
     assert "by skip: right" in capsys.readouterr().out
     assert run(["weights", "export", str(tmp_path / "v8"), "8", "--bucket", bucket, *where]) == 0

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import pytest
 
-from rollwire.consumers.weights.link_chain import compose_link, plan_chain
+from rollwire.consumers.weights.link_chain import compose_link, missing_skips, plan_chain
 from rollwire.consumers.weights.links import SPANS, Links, gone_link, skips_due, write_link
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.reader import Loaded, load_path
@@ -147,6 +147,16 @@ def test_a_link_is_composed_of_the_deltas_and_links_on_its_way(make_state: MakeS
     held = Loaded(states[1], StateDigest.of(states[1]))
     path = plan_path(events, links, 1, 16)
     assert load_path(store, path, held).digest.hex == events[16].state_digest
+
+
+def test_missing_links_are_found_shortest_first(make_state: MakeState, move: Move) -> None:
+    store, _, events = chain_of(make_state, move, 17, "gap")
+    assert missing_skips(events, (), 3) == [(12, 16), (0, 16)]
+    assert missing_skips(events, (), 100) == [(0, 4), (4, 8), (8, 12), (12, 16), (0, 16)]
+    made = compose_link(store, events, (), 12, 16, published_us=10**15)
+    known = [made, gone_link(events[8], 4, 10**15)]
+    assert missing_skips(events, known, 100) == [(0, 4), (8, 12), (0, 16)]
+    assert missing_skips([], (), 9) == []
 
 
 def test_what_comes_back_is_a_link_without_objects(make_state: MakeState) -> None:

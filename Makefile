@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test check static clean
+.PHONY: help setup demo test check static fuzz clean
 
 help:  ## Say what there is
 	@echo "Rollwire: the event-sourced data plane for RL post-training."
@@ -38,6 +38,9 @@ static:
 	@echo "== imports (import-linter)"; $(BIN)/lint-imports --no-logo
 	@echo "== types (mypy strict)";  $(BIN)/mypy
 	@echo "== types (pyright)";      $(BIN)/python -m rollwire.ops.typecheck
+
+fuzz: setup  ## Fuzz the readers of deltas, guided by coverage: make fuzz ARGS="-max_total_time=3600"
+	@$(BIN)/python tests/fuzz/delta_fuzz.py --seeds .rollwire/fuzz -max_total_time=60 -timeout=20 -rss_limit_mb=1024 -max_len=65536 $(ARGS)
 
 clean:  ## End a running stack, delete .rollwire, .venv and all caches of this checkout (downloads of the user's stay)
 	@if [ -x $(BIN)/rollwire ] && [ -f .rollwire/stack.json ]; then $(BIN)/rollwire down; fi

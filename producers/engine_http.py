@@ -186,11 +186,12 @@ class HttpEngine:
         """Ends the requests in flight unanswered."""
 
         async def end() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._client.aclose()
 
-        for flight in self._running.values():
-            if flight.task is not None:
-                flight.task.cancel()
         self._running.clear()
         try:
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)

@@ -166,7 +166,7 @@ def test_prepared_for_one_state_writes_another_of_its_layout() -> None:
     assert raw_bits(frozen) == before
 
 
-def test_c28_tied_tensors_are_written_once_and_right() -> None:
+def test_tied_tensors_are_written_once_and_right() -> None:
     """C28: two names, one memory."""
     a, b = near("BF16", 1000, 0.1, np.random.default_rng(5))
     old, new = {"embed": a, "head": a}, {"embed": b, "head": b}

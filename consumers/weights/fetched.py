@@ -62,7 +62,8 @@ class FetchedStore:
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         data = self._store.get_range(key, start, end)
-        self.read_bytes += len(data)
+        with self._lock:  # ranges come several at a time
+            self.read_bytes += len(data)
         return data
 
     def create(self, key: str, data: bytes) -> bool:

@@ -8,20 +8,25 @@ version to version and compared with the event, though most of the state is some
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from rollwire.consumers.weights.anchor import read_extents
+from rollwire.consumers.weights.anchor import Extent, read_extents
 from rollwire.consumers.weights.manifest import Manifest
 from rollwire.consumers.weights.sums import Layout, decode_sums, layout_of
 from rollwire.kernels.delta.format import Head, read_head
 from rollwire.kernels.delta.prepare import Prepared
-from rollwire.kernels.delta.slices import prepare_chunks
+from rollwire.kernels.delta.slices import prepare_chunks, ranges_of
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, chunk_count, lane_dtype
 from rollwire.schemas.errors import DeltaCorrupt, StateMismatch
 from rollwire.schemas.records import LinkObject
 from rollwire.streams.seams.store import ObjectStore
+
+FETCHERS: Final = 4
+"""Ranges that are fetched at once."""
 
 Choose = Callable[[Layout], Mapping[str, tuple[int, int]]]
 """From names with dtypes and shapes to the flat elements [start, end) that are held of each; a name left out is not held."""
@@ -40,6 +45,30 @@ def read_parts(
     layout = layout_of(manifest)
     wanted = {name: _run(layout, name, *ends) for name, ends in choose(layout).items()}
     state: dict[str, Tensor] = {}
+    with ThreadPoolExecutor(FETCHERS, thread_name_prefix="parts") as pool:
+        for name, t in pool.map(lambda cut: _read_cut(store, cut), _cuts(store, manifest, layout, wanted)):
+            state[name] = t
+    missing = wanted.keys() - state.keys()
+    if missing:
+        raise StateMismatch(f"the anchor of version {manifest.version} has no {min(missing)!r}")
+    digest.check(state)
+    return state, digest
+
+
+class _Cut(NamedTuple):
+    """A run of elements of one tensor, in one file."""
+
+    key: str
+    name: str
+    extent: Extent
+    start: int  # elements
+    end: int
+
+
+def _cuts(
+    store: ObjectStore, manifest: Manifest, layout: Layout, wanted: Mapping[str, tuple[int, int]]
+) -> list[_Cut]:
+    cuts: list[_Cut] = []
     for entry in manifest.objects:
         if not entry.head:
             continue
@@ -51,18 +80,18 @@ def read_parts(
                 raise StateMismatch(
                     f"{name}: {extent.dtype}{list(extent.shape)} in {entry.key}, {layout.get(name)} in the manifest"
                 )
-            lane = lane_dtype(extent.dtype)
-            start, end = wanted.pop(name)
-            first, last = extent.start + start * lane.itemsize, extent.start + end * lane.itemsize
-            data = store.get_range(entry.key, first, last) if first < last else b""
-            if len(data) != last - first:
-                raise DeltaCorrupt(f"{entry.key} gave {len(data)} of the bytes {first} to {last}")
-            bits = np.array(np.frombuffer(data, lane))  # ours, and writable
-            state[name] = Tensor(extent.dtype, extent.shape, bits, start)
-    if wanted:
-        raise StateMismatch(f"the anchor of version {manifest.version} has no {min(wanted)!r}")
-    digest.check(state)
-    return state, digest
+            cuts.append(_Cut(entry.key, name, extent, *wanted[name]))
+    return cuts
+
+
+def _read_cut(store: ObjectStore, cut: _Cut) -> tuple[str, Tensor]:
+    lane = lane_dtype(cut.extent.dtype)
+    first, last = (cut.extent.start + place * lane.itemsize for place in (cut.start, cut.end))
+    data = store.get_range(cut.key, first, last) if first < last else b""
+    if len(data) != last - first:
+        raise DeltaCorrupt(f"{cut.key} gave {len(data)} of the bytes {first} to {last}")
+    bits = np.array(np.frombuffer(data, lane))  # ours, and writable
+    return cut.name, Tensor(cut.extent.dtype, cut.extent.shape, bits, cut.start)
 
 
 def _run(layout: Layout, name: str, start: int, end: int) -> tuple[int, int]:
@@ -93,19 +122,28 @@ def apply_to_parts(
 def prepare_parts(
     store: ObjectStore, state: State, digest: StateDigest, shards: Sequence[LinkObject]
 ) -> Prepared:
-    """As `apply_to_parts`, without writing."""
-    heads: list[Head] = []
-    for entry in shards:
-        data = store.get_range(entry.key, 0, entry.head_bytes)
-        head = read_head(data)
-        if (head.head_bytes, head.size) != (entry.head_bytes, entry.size):
-            raise DeltaCorrupt(
-                f"{entry.key} says it has {head.head_bytes} of {head.size} bytes of head, "
-                f"published were {entry.head_bytes} of {entry.size}"
-            )
-        heads.append(head)
+    """As `apply_to_parts`, without writing. A tensor's chunks lie together, so there is about one range a tensor: they are
+    fetched `FETCHERS` at a time."""
+    with ThreadPoolExecutor(FETCHERS, thread_name_prefix="parts") as pool:
+        heads = list(pool.map(lambda entry: _head(store, entry), shards))
+        keys = {head.shard: entry.key for head, entry in zip(heads, shards, strict=True)}
+        coming: dict[tuple[int, int, int], Future[bytes]] = {}
+        if all(head.base == digest.hex for head in heads):  # else it is refused, and nothing need be fetched
+            for part in (part for head in heads for part in ranges_of(state, head)):
+                place = (part.shard, part.start, part.end)
+                coming[place] = pool.submit(store.get_range, keys[part.shard], part.start, part.end)
+        try:
+            return prepare_chunks(state, digest, heads, lambda *place: coming[place].result())
+        finally:
+            for future in coming.values():
+                future.cancel()
 
-    def fetch(shard: int, start: int, end: int) -> bytes:
-        return store.get_range(shards[shard].key, start, end)
 
-    return prepare_chunks(state, digest, heads, fetch)
+def _head(store: ObjectStore, entry: LinkObject) -> Head:
+    head = read_head(store.get_range(entry.key, 0, entry.head_bytes))
+    if (head.head_bytes, head.size) != (entry.head_bytes, entry.size):
+        raise DeltaCorrupt(
+            f"{entry.key} says it has {head.head_bytes} of {head.size} bytes of head, "
+            f"published were {entry.head_bytes} of {entry.size}"
+        )
+    return head

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import pytest
 
 from rollwire.consumers.weights.links import write_link
 from rollwire.consumers.weights.manifest import decode_manifest
-from rollwire.consumers.weights.parts import Choose
-from rollwire.consumers.weights.paths import anchor_step, plan_path
+from rollwire.consumers.weights.parts import Choose, prepare_parts
+from rollwire.consumers.weights.paths import anchor_step, delta_step, plan_path
 from rollwire.consumers.weights.reader import Loaded, load_path
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.consumers.weights.sums import Layout, decode_sums, encode_sums
 from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, tensor
-from rollwire.schemas.errors import DeltaCorrupt, DigestMismatch, StateMismatch
+from rollwire.schemas.errors import BaseMismatch, DeltaCorrupt, DigestMismatch, StateMismatch
 from rollwire.streams.seams.store_memory import MemoryStore
 
 ROWS, WIDTH = 8, CHUNK_ELEMENTS  # a chunk a row
@@ -28,7 +30,9 @@ class Ranged(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
+        self.counting = threading.Lock()
         self.read = 0
+        self.ranges = 0
         self.whole: list[str] = []
         self.damage = ""
 
@@ -40,7 +44,9 @@ class Ranged(MemoryStore):
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         data = super().get_range(key, start, end)
-        self.read += len(data)
+        with self.counting:
+            self.read += len(data)
+            self.ranges += 1
         if self.damage and self.damage in key and start > 0:
             return data[:-1] + bytes([data[-1] ^ 1])
         return data
@@ -86,7 +92,7 @@ class Plane:
             self.store,
             model="m",
             lineage="L",
-            shard_bytes=30_000,
+            shard_bytes=10_000,
             anchor_shard_bytes=2 << 20,
             threads=1,
             hf_config={"model_type": "m"},
@@ -183,3 +189,29 @@ def test_a_slice_is_rounded_out_to_the_grid_and_may_be_empty() -> None:
     assert (loaded.state["w"].start, loaded.state["w"].bits.size) == (WIDTH, WIDTH)
     assert loaded.state["v"].bits.size == 0
     assert loaded.digest.hex == plane.events[1].state_digest
+
+
+def test_another_base_is_refused_before_a_payload_is_fetched() -> None:
+    plane = Plane(3)
+    held = load_path(plane.store, plan_path(plane.events, (), None, 0), None, choose=quarter(1))
+    plane.store.ranges = 0
+    before = {name: t.bits.tobytes() for name, t in held.state.items()}
+    with pytest.raises(BaseMismatch, match="version 2 by delta 1>2"):
+        load_path(plane.store, [delta_step(plane.events[2])], held, choose=quarter(1))
+    assert plane.store.ranges == len(plane.events[2].objects)  # their heads
+    assert {name: t.bits.tobytes() for name, t in held.state.items()} == before
+
+
+def test_a_shard_of_another_delta_is_refused() -> None:
+    plane = Plane(3)
+    held = load_path(plane.store, plan_path(plane.events, (), None, 0), None, choose=quarter(1))
+    mixed = [*plane.events[1].objects[:-1], plane.events[2].objects[-1]]
+    assert len(mixed) > 1
+    with pytest.raises((BaseMismatch, DeltaCorrupt)):
+        prepare_parts(plane.store, held.state, held.digest, mixed)
+    short = plane.events[1].objects[:-1]
+    with pytest.raises(DeltaCorrupt, match="shards of a delta"):
+        prepare_parts(plane.store, held.state, held.digest, short)
+    cut = [msgspec.structs.replace(mixed[0], head_bytes=mixed[0].head_bytes + 1), *mixed[1:]]
+    with pytest.raises(DeltaCorrupt, match="published were"):
+        prepare_parts(plane.store, held.state, held.digest, cut)

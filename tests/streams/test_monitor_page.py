@@ -102,6 +102,13 @@ def test_steps_come_in_any_order_and_twice() -> None:
         assert folded(list(shuffled)) == page
 
 
+def test_a_revert_is_a_step_that_measured_nothing() -> None:
+    before = folded([step(1, max_lag=1, reward_mean=0.5)])
+    page = folded([step(1, max_lag=1, reward_mean=0.5), step(2, groups=0, max_lag=0, reward_mean=0.0)])
+    assert page.steps_done == 2
+    assert page == msgspec.structs.replace(before, steps_done=2)
+
+
 def test_versions_and_the_size_of_deltas() -> None:
     page = folded([version(1, 10), version(2, 30), version(3, 20), version(3, 20), version(2, 30)])
     assert page.latest_version == 3

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from rollwire.kernels.delta import frames
 from rollwire.kernels.digest import jit, lanes, mix_lo
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES
-from rollwire.schemas.errors import DeltaCorrupt
+from rollwire.schemas.errors import DeltaCorrupt, FormatUnknown
 
 MAGIC: Final = b"RWDL"
 FORMAT_VERSION: Final = 2
@@ -194,7 +194,7 @@ def write_shard(
 def read_head(prefix: bytes | memoryview) -> Head:
     """The head of a shard from its first bytes: as many as the head has, or more.
 
-    Raises `DeltaCorrupt` for anything that is not a whole, undamaged head of a version known here.
+    Raises `DeltaCorrupt` for anything that is not a whole, undamaged head, `FormatUnknown` for another format or coder.
     """
     if len(prefix) < PRELUDE_BYTES:
         raise DeltaCorrupt(
@@ -221,9 +221,9 @@ def read_head(prefix: bytes | memoryview) -> Head:
         raise DeltaCorrupt("not a delta shard: wrong magic")
     if version != FORMAT_VERSION:
         hint = "upgrade this software" if version > FORMAT_VERSION else "publish an anchor again"
-        raise DeltaCorrupt(f"delta format version {version}; this release reads {FORMAT_VERSION}: {hint}")
+        raise FormatUnknown(f"delta format version {version}; this release reads {FORMAT_VERSION}: {hint}")
     if coder not in CODERS.values():
-        raise DeltaCorrupt(f"delta coder {coder}; this release reads {CODERS}: upgrade this software")
+        raise FormatUnknown(f"delta coder {coder}; this release reads {CODERS}: upgrade this software")
     view = memoryview(prefix)
     end = PRELUDE_BYTES + packed
     if raw > min(MAX_TABLE_BYTES, _RATIO * packed) or not index < shards or elements != CHUNK_ELEMENTS:

@@ -128,10 +128,10 @@ def prepare_parts(
         heads = list(pool.map(lambda entry: _head(store, entry), shards))
         keys = {head.shard: entry.key for head, entry in zip(heads, shards, strict=True)}
         coming: dict[tuple[int, int, int], Future[bytes]] = {}
-        if all(head.base == digest.hex for head in heads):  # else it is refused, and nothing need be fetched
-            for part in (part for head in heads for part in ranges_of(state, head)):
-                place = (part.shard, part.start, part.end)
-                coming[place] = pool.submit(store.get_range, keys[part.shard], part.start, part.end)
+        fits = [head for head in heads if head.base == digest.hex]  # others are refused, and need no payload
+        for part in (part for head in fits for part in ranges_of(state, head)):
+            place = (part.shard, part.start, part.end)
+            coming[place] = pool.submit(store.get_range, keys[part.shard], part.start, part.end)
         try:
             return prepare_chunks(state, digest, heads, lambda *place: coming[place].result())
         finally:

@@ -22,6 +22,7 @@ from rollwire.kernels.delta.octaves import (
     CLASSES,
     at_least,
     class_of,
+    due_classes,
     field_of,
     nth_set,
     octaves_below,
@@ -161,9 +162,10 @@ def _place(
         if pass_block(block_B, first, limits_C, left_C) >= 0:
             continue
         hits = _U0
-        for k in range(CLASSES):
-            if left_C[k] >= 0:
-                continue
+        due = due_classes(left_C)
+        while due:
+            k = np.int64(trailing_zeros(due))
+            due &= due - _U1
             members = ~_U0
             if k:
                 members = at_least(block_B, first, limits_C[k - 1])

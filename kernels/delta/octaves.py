@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import types
+from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
+from numba.core import config, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -87,6 +88,27 @@ def _pass_block(_context: Any, array: Any, at: Any, thresholds: Any, left: Any) 
     return types.int64(array, types.int64, thresholds, left), generate
 
 
+def _due_classes(_context: Any, left: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counters = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        due = ir.Constant(_I64, 0)
+        for c in range(CLASSES):
+            value = builder.load(builder.gep(counters, [ir.Constant(_I64, c)]))
+            below = builder.ashr(value, ir.Constant(_I64, 63))
+            due = builder.or_(due, builder.and_(below, ir.Constant(_I64, 1 << c)))
+        return due
+
+    return types.uint64(left), generate
+
+
+def _deposit(_context: Any, value: Any, mask: Any) -> Any:
+    def generate(_c: Any, builder: Any, _s: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_I64, [_I64, _I64])
+        return builder.call(builder.module.declare_intrinsic("llvm.x86.bmi.pdep.64", (), kind), arguments)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
 def _popcount(_context: Any, value: Any) -> Any:
     def generate(_c: Any, builder: Any, _s: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -100,13 +122,17 @@ at_least: Callable[[NDArray[Any], Int, Word], Word] = cast(Any, intrinsic(_at_le
 pass_block: Callable[[NDArray[Any], Int, NDArray[np.uint64], NDArray[np.int64]], Int] = cast(
     Any, intrinsic(_pass_block)
 )
+# Bit c is set where left[c] is below 0.
+due_classes: Callable[[NDArray[np.int64]], Word] = cast(Any, intrinsic(_due_classes))
+# The lowest bits of a number, put to the places of a mask's set bits: an instruction of some x86 processors alone.
+_put_to_places: Callable[[Word, Word], Word] = cast(Any, intrinsic(_deposit))
 popcount: Callable[[Word], Word] = cast(Any, intrinsic(_popcount))
 
 _U0, _U1, _U32 = np.uint64(0), np.uint64(1), np.uint64(32)
 
 
 @jit()
-def nth_set(bits: Word, n: Int) -> Word:
+def nth_set_by_halves(bits: Word, n: Int) -> Word:
     """The set bit above `n` others, by itself. More than n bits are set."""
     at, left, size = _U0, np.uint64(n), _U32
     while size:
@@ -116,6 +142,17 @@ def nth_set(bits: Word, n: Int) -> Word:
             at += size
         size >>= _U1
     return _U1 << at
+
+
+@jit()
+def _nth_set_at_once(bits: Word, n: Int) -> Word:
+    return _put_to_places(_U1 << np.uint64(n), bits)
+
+
+# As numba sees the processor that it compiles for: its settings may ask for less than there is.
+_ASKED_FOR: Final[str | None] = getattr(config, "CPU_FEATURES", None)
+_FEATURES: Final[str] = get_host_cpu_features().flatten() if _ASKED_FOR is None else _ASKED_FOR
+nth_set = _nth_set_at_once if "+bmi2" in _FEATURES.split(",") else nth_set_by_halves
 
 
 @jit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +14,15 @@ from numpy.typing import NDArray
 from rollwire.kernels.delta import context
 from rollwire.kernels.delta.context import LAYOUTS, OK, ContextEncoder, decode_context
 from rollwire.kernels.delta.gap import EncodedChunk, GapEncoder
-from rollwire.kernels.delta.octaves import BLOCK, CLASSES, at_least, nth_set, pass_block
+from rollwire.kernels.delta.octaves import (
+    BLOCK,
+    CLASSES,
+    at_least,
+    due_classes,
+    nth_set,
+    nth_set_by_halves,
+    pass_block,
+)
 from rollwire.kernels.digest import jit
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, LANE_BYTES
 
@@ -323,7 +330,7 @@ def test_c81_threads_encode_and_decode_side_by_side() -> None:
 
 @jit()
 def _count_and_mask(array: Any, at: int, thresholds: Any, left: Any) -> Any:
-    return pass_block(array, at, thresholds, left), at_least(array, at, thresholds[3])
+    return pass_block(array, at, thresholds, left), at_least(array, at, thresholds[3]), due_classes(left)
 
 
 @pytest.mark.parametrize("lane", [1, 2, 4, 8])
@@ -337,9 +344,10 @@ def test_masks_of_octaves_are_those_of_a_comparison_of_each_element(lane: int) -
         block = magnitudes[at : at + BLOCK]
         counts = np.bincount(np.searchsorted(thresholds, block, side="right"), minlength=CLASSES)
         expected = left - counts
-        below, mask = _count_and_mask(array, at, thresholds, left)
+        below, mask, due = _count_and_mask(array, at, thresholds, left)
         assert np.array_equal(left, expected)
         assert (below < 0) == bool(np.any(expected < 0))
+        assert int(due) == sum(1 << c for c in np.flatnonzero(expected < 0).tolist())
         assert int(mask) == sum(int(x >= thresholds[3]) << k for k, x in enumerate(block))
 
 
@@ -348,5 +356,5 @@ def test_masks_of_octaves_are_those_of_a_comparison_of_each_element(lane: int) -
 def test_the_nth_set_bit(bits: int, data: st.DataObject) -> None:
     places = [k for k in range(64) if bits >> k & 1]
     n = data.draw(st.integers(0, len(places) - 1))
-    pick: Callable[..., Any] = nth_set
-    assert int(pick(np.uint64(bits), n)) == 1 << places[n]
+    for pick in (nth_set, nth_set_by_halves):
+        assert int(pick(np.uint64(bits), n)) == 1 << places[n]

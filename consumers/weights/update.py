@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import structlog
+
 from rollwire.consumers.weights.parts import Choose, prepare_parts
-from rollwire.consumers.weights.paths import PathStep
+from rollwire.consumers.weights.paths import GAP, PathStep
 from rollwire.consumers.weights.reader import (
     Loaded,
     check_result,
@@ -18,11 +20,15 @@ from rollwire.consumers.weights.reader import (
 )
 from rollwire.consumers.weights.targets.scatter import Scatter
 from rollwire.consumers.weights.targets.target import Change
+from rollwire.kernels.delta.compose import compose_deltas
 from rollwire.kernels.delta.prepare import Prepared, prepare_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import BaseMismatch
+from rollwire.schemas.errors import BaseMismatch, WeightError
+from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.store import ObjectStore
+
+_log = structlog.get_logger()
 
 
 class Made(NamedTuple):
@@ -54,7 +60,12 @@ class Maker:
         entering: Callable[[PathStep], None] | None = None,
     ) -> Made:
         """Writes to nothing that is held. Raises as `load_path`."""
-        step = _only(path)
+        real = [step for step in path if step.kind != "same"]
+        if base is not None and self._choose is None and _composable(real):
+            composed = self._compose(store, real, base, path[-1].event, entering)
+            if composed is not None:
+                return Made(base.state, composed.digest, composed, composed.names)
+        step = real[0] if len(real) == 1 and not real[0].full else None
         if base is not None and step is not None and not (step.backwards and self._choose):
             # The ordinary case: the next version. Only the changed elements are ever in memory twice.
             if entering is not None:
@@ -70,6 +81,34 @@ class Maker:
         change = Scatter(held, loaded.state)
         return Made(held, loaded.digest, change, change.names)
 
+    def _compose(
+        self,
+        store: ObjectStore,
+        real: Sequence[PathStep],
+        base: Loaded,
+        event: WeightVersion,
+        entering: Callable[[PathStep], None] | None,
+    ) -> Prepared | None:
+        """One delta out of several: the state is never in memory twice. None: one of them is wrong, and going them one
+        by one will say which."""
+        deltas: list[list[bytes]] = []
+        for step in real:
+            if entering is not None:
+                entering(step)
+            with named(step):
+                deltas.append(list(read_shards(store, step)))
+        backwards = real[0].backwards
+        try:
+            composed = compose_deltas(*(reversed(deltas) if backwards else deltas), threads=self._threads)
+            prepared = prepare_delta(
+                base.state, base.digest, composed.shards, backwards=backwards, threads=self._threads
+            )
+            check_result(event, prepared.digest)
+        except WeightError as error:
+            _log.warning("weights.not_composed", version=event.version, error=str(error))
+            return None
+        return prepared
+
     def _prepare(self, store: ObjectStore, step: PathStep, base: Loaded) -> Prepared:
         if self._choose is not None:
             return prepare_parts(store, base.state, base.digest, shards_of(store, step.source))
@@ -83,7 +122,10 @@ class Maker:
             raise
 
 
-def _only(path: Sequence[PathStep]) -> PathStep | None:
-    """The one delta of a path that reads just this, beside versions of the same state."""
-    real = [step for step in path if step.kind != "same"]
-    return real[0] if len(real) == 1 and not real[0].full else None
+def _composable(real: Sequence[PathStep]) -> bool:
+    """Several gap deltas, all forwards or all backwards: they add up to one."""
+    return (
+        len(real) > 1
+        and all(not step.full and step.source.coder == GAP for step in real)
+        and len({step.backwards for step in real}) == 1
+    )

@@ -27,7 +27,7 @@ from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.store_s3 import S3Store
 
-WAIT = 60.0
+WAIT = 120.0
 SCRIPT = Path(sys.executable).with_name("rollwire")
 
 pytestmark = pytest.mark.system

@@ -32,7 +32,7 @@ from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_memory import MemoryStore
 
-WAIT = 30.0
+WAIT = 120.0  # the first use of a kernel compiles it
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
 QUICK = FollowerConfig(subscriber=SubscriberConfig(poll_s=0.01, backoff_s=0.01, backoff_max_s=0.05))
 

@@ -17,7 +17,7 @@ THREADS: Final = 4
 
 class FetchedStore:
     """An `ObjectStore`. Objects that were announced by `expect` come in parallel, in that order, each given out once; no
-    more than `ahead_bytes` of them wait, or one if it is larger. Of one thread, which owns what it fetches.
+    more than `ahead_bytes` of them wait, or one if it is larger. `expect` and `get` are of one thread, ranges of any.
 
     What is announced by `expect_all` comes first and is not held back: for whoever is going to hold all of it anyway.
     """
@@ -86,6 +86,11 @@ class FetchedStore:
         with self._lock:
             self._drop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _counted(self, data: bytes) -> bytes:
+        with self._lock:  # ranges come by several threads
+            self.read_bytes += len(data)
+        return data
 
     def _fill(self) -> None:
         while self._queue and (self._ahead == 0 or self._ahead + self._queue[0].size <= self._ahead_bytes):

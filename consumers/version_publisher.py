@@ -32,6 +32,7 @@ from rollwire.consumers.trainer.history import (
     order_history,
     range_ends,
 )
+from rollwire.consumers.weights.link_builder import link_builder
 from rollwire.consumers.weights.links import read_links
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
@@ -108,7 +109,13 @@ class VersionPublisher:
             books=books.start(self._config.max_uncommitted),
         )
         self._publisher = snapshots or SnapshotPublisher(
-            store, model=model, lineage=lineage, config=config, hf_config=hf_config, clock=self._clock
+            store,
+            model=model,
+            lineage=lineage,
+            config=config,
+            hf_config=hf_config,
+            clock=self._clock,
+            links=link_builder(log, store, self._config, model=model, lineage=lineage, clock=self._clock),
         )
 
     @property

@@ -11,6 +11,7 @@ from rollwire.consumers.trainer.books import Books, start
 from rollwire.consumers.trainer.commit import CheckpointWriter, Committer, Taken
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.learner import Learner
+from rollwire.consumers.weights.link_builder import link_builder
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.kernels.tensors import State
 from rollwire.schemas.records import Notice, TrainStep, WeightVersion
@@ -76,6 +77,15 @@ class Pipeline:
             hf_config=run.hf_config,
             clock=run.clock,
             work=run.work,
+            links=link_builder(
+                run.log,
+                run.store,
+                run.publisher_config or PublisherConfig(),
+                model=run.model,
+                lineage=run.lineage,
+                clock=run.clock,
+                work=run.work,
+            ),
         )
 
     @property

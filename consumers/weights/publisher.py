@@ -21,9 +21,10 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.consumers.weights.buffers import BufferPool, Source
+from rollwire.consumers.weights.link_builder import LinkBuilder
+from rollwire.consumers.weights.publisher_config import PublisherConfig
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.consumers.weights.sources import NamedTensors, sources_of
 from rollwire.kernels.digest import StateDigest
@@ -34,42 +35,12 @@ from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.work import Task, Threads, Work
 
+__all__ = ["PublisherConfig", "SnapshotPublisher", "VersionWriter", "Waiting"]
+
 _log = structlog.get_logger()
 _WARN_S: Final = 1.0  # a wait that takes longer is told
 _RETRY_S: Final = 0.5  # the first pause while the store is away; doubles
 _RETRY_MAX_S: Final = 10.0
-
-
-class PublisherConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    anchor_every: int = Field(
-        default=25, ge=1, description="A full snapshot beside the delta every so many versions."
-    )
-    max_uncommitted: int = Field(
-        default=2,
-        ge=1,
-        le=2,
-        description="Versions submitted but not committed; beyond that `submit` waits (law 3: two).",
-    )
-    coder: Literal["gap", "context"] = Field(
-        default="gap",
-        description="Of the deltas: gap is quick and runs backwards as it is; context is a third smaller and slower, for "
-        "fleets behind thin lines, and needs a link of its own for the way back.",
-    )
-    shard_bytes: int = Field(default=64 << 20, ge=1, description="Size of a delta's objects, about; bytes.")
-    anchor_shard_bytes: int = Field(
-        default=1 << 30, ge=1, description="Size of an anchor's objects, about; bytes."
-    )
-    threads: int = Field(default=1, ge=1, description="Threads that compare and compress.")
-    submit_timeout_s: float = Field(
-        default=120.0, gt=0, description="How long `publish` and `submit` wait for earlier versions."
-    )
-    store_patience_s: float = Field(
-        default=60.0,
-        ge=0,
-        description="How long a version is tried again while the object store is away; then it fails, and the trainer restarts.",
-    )
 
 
 class Waiting(NamedTuple):
@@ -129,6 +100,7 @@ class SnapshotPublisher:
         clock: Clock | None = None,
         work: Work | None = None,
         writer: VersionWriter | None = None,
+        links: LinkBuilder | None = None,
     ) -> None:
         self._config = config or PublisherConfig()
         self._work = work or Threads()
@@ -150,9 +122,12 @@ class SnapshotPublisher:
         self._items: list[_Item] = []  # in order of versions
         self._failed: tuple[int, BaseException] | None = None
         self._closed = False
-        self._pool = BufferPool(
-            self._config.max_uncommitted + 2
-        )  # the base, the open ones, one taken back in its turn
+        # The base, the open ones, one taken back in its turn, and the pair that a way back is made from.
+        pair = 2 if links is not None and self._config.coder == "context" else 0
+        self._pool = BufferPool(self._config.max_uncommitted + 2 + pair)
+        self._links = links
+        if links is not None:
+            links.bind(self._is_storing, self._release)
         self._storing = False  # a turn reads states
         self._retired: list[State] = []  # to be given back to the pool after that turn
         self._worker = self._work.start(
@@ -171,7 +146,7 @@ class SnapshotPublisher:
         Raises `StateMismatch` for what is no tensor, beside what `submit` raises.
         """
         sources = sources_of(named_tensors)
-        failed = self._admit(version)
+        failed = self._admit(version, copies=True)
         if failed is not None:
             return failed
         state = self._pool.fill(sources)
@@ -183,7 +158,7 @@ class SnapshotPublisher:
         The future's event is not committed yet. The first version of a lineage becomes an anchor, later ones deltas.
         Raises `WeightError` for a version out of order or after `close`, `DeadlineExceeded` while nothing commits.
         """
-        failed = self._admit(version)
+        failed = self._admit(version, copies=False)
         return self._take(version, step, state) if failed is None else failed
 
     def waiting_for(self) -> Waiting | None:
@@ -203,14 +178,14 @@ class SnapshotPublisher:
         seconds = self._clock.monotonic_s() - item.since_s
         return Waiting(item.version, "commit" if item.held else "store", seconds, item.trouble)
 
-    def _admit(self, version: int) -> Future[WeightVersion] | None:
+    def _admit(self, version: int, *, copies: bool) -> Future[WeightVersion] | None:
         """Waits for a place; a failed future where an earlier version failed."""
 
         def admits() -> bool:
             return (
                 self._closed
                 or self._failed is not None
-                or (len(self._items) < self._config.max_uncommitted and self._pool.has_room)
+                or (len(self._items) < self._config.max_uncommitted and (self._pool.has_room or not copies))
             )
 
         with self._change:
@@ -254,13 +229,29 @@ class SnapshotPublisher:
             self._change.notify_all()
             return item.future
 
+    def stored(self, version: int, timeout_s: float) -> None:
+        """Waits until the objects of `version` stand. Raises what stopped it, `DeadlineExceeded`, and `WeightError` for a
+        version that is not open."""
+        with self._change:
+            future = next((item.future for item in self._items if item.version == version), None)
+            if future is None and self._failed is not None:
+                raise _consequence(version, *self._failed)
+        if future is None:
+            raise WeightError(f"version {version} is not open")
+        try:
+            future.result(timeout_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"version {version} was not stored within {timeout_s:g} s") from error
+
     def committed(self, version: int) -> None:
         """The event of `version` is committed: it is the base to fall back to, and its place is free."""
         with self._change:
             if not self._items or self._items[0].version != version or self._items[0].held is None:
                 raise WeightError(f"version {version} is not the next one to commit")
-            superseded, self._committed = self._committed, self._items.pop(0).held
-            if superseded is not None:
+            held = self._items.pop(0).held
+            superseded, self._committed = self._committed, held
+            kept = self._links is not None and held is not None and self._links.committed(held, superseded)
+            if superseded is not None and not kept:
                 self._retire(superseded.state)
             self._change.notify_all()
 
@@ -324,6 +315,8 @@ class SnapshotPublisher:
                 self._retire(item.state)
             self._items = []
             self._change.notify_all()
+        if self._links is not None:
+            self._links.close(timeout_s)
         if not self._worker.stop(timeout_s):
             raise DeadlineExceeded(f"an upload has not ended within {timeout_s:g} s of closing")
 
@@ -339,6 +332,15 @@ class SnapshotPublisher:
                 return item, base
             base = item.held
         return None
+
+    def _is_storing(self) -> bool:
+        """Asked without the lock, by the builder of links: what it sees may be old by a moment."""
+        return self._storing or any(item.held is None for item in tuple(self._items))
+
+    def _release(self, state: State) -> None:
+        with self._change:
+            self._retire(state)
+            self._change.notify_all()
 
     def _retire(self, state: State) -> None:
         """Nothing will need `state` again; a turn that runs may still read it."""

@@ -13,7 +13,7 @@ replicas the last one's:
     sync.<case>.store_ms       compare, encode, put shards and manifest
     sync.<case>.commit_ms      the transaction, and until the replica has the event
     sync.<case>.stage_ms       get manifest and shards, decode, verify
-    sync.<case>.swap_ms        until the swap is done
+    sync.<case>.swap_ms        until the swap is done and proved: chunks are read back and their digests compared
     sync.<case>.pause_ms       of that: nobody may read the weights
     sync.<case>.put_get_ms     raw PUT + GET of the delta's bytes by the same client, in the same run
     sync.<case>.delta_pct      the delta's objects against the weights

@@ -65,11 +65,10 @@ def _follow(where: Where, replica: Replica, stop: Event) -> None:
     tune_memory()
     log = where.log(replica.name)
     spec = {} if replica.slice is None else {"*": Slice(*replica.slice)}
-    target = NumpyTarget()
     follower = Follower(
         log,
         where.store(),
-        target,
+        NumpyTarget(),
         fleet="bench",
         replica=replica.name,
         lineage=replica.lineage,
@@ -80,5 +79,4 @@ def _follow(where: Where, replica: Replica, stop: Event) -> None:
         stop.wait()
     finally:
         follower.close()
-        target.close()
         log.close()

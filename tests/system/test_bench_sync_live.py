@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 def test_a_version_is_served_and_every_part_of_the_way_is_measured(stack: StackInfo, prefix: str) -> None:
     where = where_of(stack, prefix)
     where.store().ensure_bucket()
-    todo = [case for case in cases(short=True, runs=1) if not case.sliced]
+    todo = cases(short=True, runs=1)
     figures = {f.name: f.value for f in bench_sync(where, todo, lambda _: None)}
     parts = ("copy", "store", "commit", "stage", "swap")
     total = sum(figures[f"sync.10mb_1.{part}_ms"] for part in parts)
@@ -22,3 +22,6 @@ def test_a_version_is_served_and_every_part_of_the_way_is_measured(stack: StackI
     assert all(figures[f"sync.10mb_1.{part}_ms"] > 0 for part in ("copy", "store", "commit", "stage"))
     assert 3 < figures["sync.10mb_1.changed_pct"] < 6
     assert 1 < figures["sync.10mb_1.delta_pct"] < 4
+    assert 0 < figures["sync.10mb_1.pause_ms"] < figures["sync.10mb_1.swap_ms"]
+    # Few chunks: rounding out to the grid counts for more than in weights of 100 MB.
+    assert 0.9 < figures["sync.slice_bytes_ratio"] < 4

@@ -129,7 +129,10 @@ def read_object(store: ObjectStore, key: str, size: int, sha256: str) -> bytes:
 
 def read_manifest(store: ObjectStore, event: WeightVersion, claim: Claim) -> Manifest:
     """The manifest that `event` names by `claim`, checked against the event. Raises `DeltaCorrupt`, `FormatUnknown`."""
-    manifest = decode_manifest(store.get(claim.key, sha256=claim.sha256))
+    try:
+        manifest = decode_manifest(store.get(claim.key, sha256=claim.sha256))
+    except (DeltaCorrupt, FormatUnknown) as error:
+        raise type(error)(f"{claim.key}: {error}") from error
     said = (event.model, event.lineage, event.version, event.step, event.state_digest, event.full_bytes)
     found = (
         manifest.model,

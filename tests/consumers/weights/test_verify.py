@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from rollwire.consumers.weights.keys import manifest_key, sha256_hex
 from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.paths import anchor_claim
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.verify import verify_version, verify_ways
 from rollwire.kernels.tensors import State
-from rollwire.schemas.errors import ObjectMissing, WeightError
-from rollwire.schemas.records import WeightVersion
+from rollwire.schemas.errors import FormatUnknown, ObjectMissing, WeightError
+from rollwire.schemas.records import Claim, WeightVersion
 from rollwire.streams.seams.store_memory import MemoryStore
 
 MakeState = Callable[..., State]
@@ -61,6 +63,21 @@ def test_a_missing_object_is_found_on_either_way(
         verify_version(store, events, (), 2)
     wrong = {way.kind: way.error is not None for way in verify_ways(store, events, (), 2)}
     assert wrong == {"anchor": full, "delta": not full}  # the other one is still right
+
+
+def test_a_manifest_of_a_newer_release_is_named_with_its_object_and_the_remedy(
+    store: MemoryStore, events: list[WeightVersion]
+) -> None:
+    data = b'{"format":3,"whatever":[]}'
+    claim = Claim(key=manifest_key("m", sha256_hex(data)), size=len(data), sha256=sha256_hex(data))
+    store.create(claim.key, data)
+    newer = [*events[:2], msgspec.structs.replace(events[2], anchor=claim)]
+    wrong = {way.kind: way.error for way in verify_ways(store, newer, (), 2)}
+    assert wrong["delta"] is None
+    assert isinstance(wrong["anchor"], FormatUnknown)
+    assert claim.key in str(wrong["anchor"])
+    assert "version 2 by anchor 2" in str(wrong["anchor"])
+    assert "upgrade rollwire" in str(wrong["anchor"])
 
 
 def test_unknown_versions_are_named(store: MemoryStore, events: list[WeightVersion]) -> None:

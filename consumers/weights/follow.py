@@ -6,13 +6,15 @@ one replica is pinned while it runs. Version -1 there takes the word back.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollwire.schemas.records import Evaluation, Event, WeightLink, WeightVersion
 
-NO_VERSION = -1
+NO_VERSION: Final = -1
+NEAR: Final = 256
+"""Four times the longest span of a link: versions beyond the ends that a way may lead over."""
 
 
 class FollowConfig(BaseModel):
@@ -68,7 +70,10 @@ class Follow:
         self._lineage = lineage
         self._model = model
         self._versions: dict[str, dict[int, WeightVersion]] = {}
-        self._links: dict[str, list[WeightLink]] = {}
+        self._newest: dict[str, int] = {}
+        self._links: dict[
+            str, dict[int, list[WeightLink]]
+        ] = {}  # by the version that they give, in the log's order
         self._channels: dict[str, Promoted] = {}
 
     @property
@@ -82,7 +87,7 @@ class Follow:
             case WeightVersion() if self._of_model(event.model):
                 return self._version(event)
             case WeightLink() if self._of_model(event.model):
-                self._links.setdefault(event.lineage, []).append(event)
+                self._links.setdefault(event.lineage, {}).setdefault(event.version, []).append(event)
                 return True
             case Evaluation() if event.promotion is not None and self._of_model(event.model):
                 if self._fixed not in (None, event.lineage):
@@ -100,15 +105,25 @@ class Follow:
             return Wanted(self._lineage, NO_VERSION, None, self._config.channel)
         if self._config.version is not None:
             return self._known(self._lineage, self._config.version, "")
-        newest = max(self._versions.get(self._lineage, {}), default=NO_VERSION)
-        return self._known(self._lineage, newest, "")
+        return self._known(self._lineage, self._newest.get(self._lineage, NO_VERSION), "")
 
     def events(self, lineage: str) -> list[WeightVersion]:
         return list(self._versions.get(lineage, {}).values())
 
     def links(self, lineage: str) -> list[WeightLink]:
-        """In the log's order."""
-        return list(self._links.get(lineage, ()))
+        """Those between the same two versions in the log's order."""
+        return [link for links in self._links.get(lineage, {}).values() for link in links]
+
+    def near(self, lineage: str, have: int | None, want: int) -> tuple[list[WeightVersion], list[WeightLink]]:
+        """Versions and links from `NEAR` below to `NEAR` above both ends: where the cheapest way lies unless it is very odd.
+
+        A lineage grows for ever, and a way is planned for every version.
+        """
+        low = min(want, want if have is None else have) - NEAR
+        high = max(want, want if have is None else have) + NEAR
+        known, links = self._versions.get(lineage, {}), self._links.get(lineage, {})
+        versions = [known[v] for v in range(max(low, 0), high + 1) if v in known]
+        return versions, [link for event in versions for link in links.get(event.version, ())]
 
     def event(self, lineage: str, version: int) -> WeightVersion | None:
         return self._versions.get(lineage, {}).get(version)
@@ -139,6 +154,7 @@ class Follow:
         if event.version in of_lineage:
             return False
         of_lineage[event.version] = event
+        self._newest[event.lineage] = max(event.version, self._newest.get(event.lineage, NO_VERSION))
         return True
 
     def _promotion(self, event: Evaluation, channel: str) -> bool:

@@ -125,14 +125,7 @@ class Staging:
         base = held if held is not None and held.event.lineage == wanted.lineage else None
         entered: list[PathStep] = []
         try:
-            path = plan_path(
-                follow.events(wanted.lineage),
-                follow.links(wanted.lineage),
-                None if base is None else base.event.version,
-                wanted.version,
-                avoid=self._avoid,
-                slice_share=self._share,
-            )
+            path = self._plan(follow, wanted, None if base is None else base.event.version)
             if self._whole:  # a slice reads ranges of objects
                 self._store.expect(objects_of(path))
             made = go(self._store, path, None if base is None else base.loaded, entering=entered.append)
@@ -149,6 +142,19 @@ class Staging:
         finally:
             self._store.expect(())
         return Got(made, (self._clock.monotonic_s() - started) * 1e3, self._store.read_bytes - before)
+
+    def _plan(self, follow: Follow, wanted: WeightVersion, have: int | None) -> list[PathStep]:
+        for events, links in (
+            follow.near(wanted.lineage, have, wanted.version),
+            (follow.events(wanted.lineage), follow.links(wanted.lineage)),
+        ):
+            try:
+                return plan_path(
+                    events, links, have, wanted.version, avoid=self._avoid, slice_share=self._share
+                )
+            except WeightError as error:
+                problem = error
+        raise problem
 
 
 def objects_of(path: Sequence[PathStep]) -> list[LinkObject]:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rollwire.consumers.weights.follow import Follow, FollowConfig, Wanted, own_channel
+from rollwire.consumers.weights.follow import NEAR, Follow, FollowConfig, Wanted, own_channel
 from rollwire.consumers.weights.probe import draw_samples
 from rollwire.consumers.weights.slices import Slice, choose_slices, elements_of, parse_slices, share_of
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, tensor
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.golden import load_examples
-from rollwire.schemas.records import Evaluation, Promotion, WeightVersion
+from rollwire.schemas.records import Evaluation, Promotion, WeightLink, WeightVersion
 
 A, B = "0197a1b2-0000-7000-8000-0000000000aa", "0197a1b2-0000-7000-8000-0000000000bb"
 
@@ -125,6 +125,32 @@ def test_an_evaluation_is_no_promotion() -> None:
     measured = next(e.event for e in load_examples("evaluations") if e.name == "measured")
     assert not followed.add(measured)
     assert followed.wanted() == Wanted(None, -1, None, "canary")
+
+
+def test_what_is_near_is_planned_with_and_links_keep_their_order() -> None:
+    followed = follow()
+    skip = next(e.event for e in load_examples("weight-links") if e.name == "skip")
+    assert isinstance(skip, WeightLink)
+    for number in range(2_000):
+        followed.add(version(number))
+    links = [
+        msgspec.structs.replace(skip, lineage=A, version=number, base_version=base, coder=coder)
+        for number, base, coder in (
+            (1_000, 984, "gap"),
+            (64, 0, "gap"),
+            (1_000, 936, "gap"),
+            (1_000, 984, "context"),
+        )
+    ]
+    for link in links:
+        followed.add(link)
+    versions, near = followed.near(A, 999, 1_010)
+    assert [event.version for event in versions] == list(range(999 - NEAR, 1_010 + NEAR + 1))
+    assert near == [links[0], links[2], links[3]]
+    assert [event.version for event in followed.near(A, None, 3)[0]] == list(range(3 + NEAR + 1))
+    assert followed.near(B, 1, 2) == ([], [])
+    assert followed.links(A) == [links[0], links[2], links[3], links[1]]
+    assert followed.wanted().version == 1_999
 
 
 def test_a_state_is_recognised_by_its_digest() -> None:

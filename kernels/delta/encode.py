@@ -179,7 +179,8 @@ def encode_chunks(
 
 def _gap_chunks(run: Run, pairs: Sequence[Pair], base: StateDigest, threads: int) -> list[Chunk]:
     before_K = base.sums_at(base.rows([pair.name for pair in pairs])[run.tensor_K] + run.chunk_K)
-    parts = _map(lambda ends: encode_run(run, *ends), pairwise(run.cuts(_TASK_ELEMENTS)), threads)
+    cuts = run.cuts(_TASK_ELEMENTS if threads > 1 else 4 * _TASK_ELEMENTS)
+    parts = _map(lambda ends: encode_run(run, *ends), pairwise(cuts), threads)
     payloads = [payload for part in parts for payload in part]
     changed = np.flatnonzero(run.changed_K)
     after = added(before_K, run.low_K, run.high_K, run.top_K)[changed].astype("<u8").tobytes()

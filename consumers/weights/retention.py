@@ -17,7 +17,8 @@ bytes: of a folder with manifests or checkpoints of lineages that this log does 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -225,13 +226,13 @@ def _kept(
     return kept
 
 
-def _unreadable(census: Census, present: Collection[str], kept: Kept) -> Iterator[str]:
+def _unreadable(census: Census, present: AbstractSet[str], kept: Kept) -> Iterator[str]:
     """Why a version that is kept cannot be read."""
     where = f"version {kept.event.version} of lineage {kept.event.lineage} is kept and cannot be read"
     if kept.path is None:
         yield f"{where}: no way leads to it"
     for step in kept.path or ():
-        missing = sorted(_keys_of(census, step) - set(present))
+        missing = sorted(_keys_of(census, step) - present)
         if missing:
             yield f"{where}: {len(missing)} objects of {step} are missing, first {missing[0]}"
         elif _claim_of(step) is not None and not census.inside.get(_claim_of(step) or ""):
@@ -292,6 +293,9 @@ def _gone_already(
 ) -> list[_Named]:
     """What ways name that the log says are gone: a collector that was stopped left it."""
     named: list[_Named] = []
+    shards: defaultdict[tuple[int, int | None], set[str]] = defaultdict(set)
+    for link in links:
+        shards[link.version, link.base_version].update(o.key for o in link.objects)
     for link in links:
         if link.kind != "gone" or link.version not in known:
             continue
@@ -300,12 +304,7 @@ def _gone_already(
         own = base is None or base == event.base_version
         keys = set() if claim is None or not own else {claim.key} | census.inside.get(claim.key, frozenset())
         keys |= {o.key for o in event.objects} if own and base is not None else set()
-        keys |= {
-            o.key
-            for other in links
-            if (other.version, other.base_version) == (link.version, base)
-            for o in other.objects
-        }
+        keys |= shards[link.version, base]
         title = f"what is gone from {'nothing' if base is None else base} to {link.version} of lineage {link.lineage}"
         named.append(_Named(title, frozenset(keys), "", None))
     return named

@@ -48,23 +48,6 @@ def unzigzag(x: Word) -> Int:
 
 
 @jit()
-def put_wide(words: NDArray[np.uint64], at: Word, x: Word, count: Word) -> Word:
-    """Up to 64 bits."""
-    if count > _U32:
-        at = put(words, at, x & np.uint64(0xFFFFFFFF), _U32)
-        return put(words, at, x >> _U32, count - _U32)
-    return put(words, at, x, count)
-
-
-@jit()
-def put_rice(words: NDArray[np.uint64], at: Word, x: Word, k: Word, escape_bits: Word) -> Word:
-    q = x >> k
-    if q < _U16:
-        return put_wide(words, put(words, at, low_mask(q), q + _U1), x & low_mask(k), k)
-    return put_wide(words, put(words, at, _ONES, _U16), x, escape_bits)
-
-
-@jit()
 def put_golomb(words: NDArray[np.uint64], at: Word, x: Word, order: Word) -> Word:
     high = (x >> order) + _U1
     size = bit_length(high) - _U1

@@ -79,7 +79,7 @@ def _write_kernel(lane: int) -> Callable[..., Any]:
     u64 = lanes(8)
     return jit(
         f"uint64({lanes(lane)}, {lanes(lane, readonly=False)}, {lanes(4)}, {u64}, {u64}, int64, int64, "
-        f"Array(uint32, 2, 'C'), Array(uint8, 2, 'C'), {lanes(8, readonly=False)})"
+        f"Array(uint64, 2, 'C'), Array(uint32, 2, 'C'), Array(uint8, 2, 'C'), {lanes(8, readonly=False)})"
     )(context_write.write)
 
 
@@ -92,12 +92,13 @@ def _read_kernel(lane: int) -> Callable[..., Any]:
 
 
 class ContextEncoder:
-    """Scratch for one chunk at a time: 12 MiB, of which only touched pages cost memory. One a thread."""
+    """Scratch for one chunk at a time: 13 MiB, of which only touched pages cost memory. One a thread."""
 
     def __init__(self) -> None:
         self._differ = GapEncoder()
-        self._numbers = np.empty((5, CHUNK_ELEMENTS + 1), dtype=np.uint32)
-        self._bytes = np.empty((3, CHUNK_ELEMENTS + 1), dtype=np.uint8)
+        self._long = np.empty((2, CHUNK_ELEMENTS + 1), dtype=np.uint64)
+        self._numbers = np.empty((3, CHUNK_ELEMENTS + 1), dtype=np.uint32)
+        self._bytes = np.empty((4, CHUNK_ELEMENTS + 1), dtype=np.uint8)
         self._words = np.empty(_WORDS, dtype=np.uint64)
 
     def pack(self, old_M: NDArray[Any], diff: Diff, dtype: str) -> bytes:
@@ -110,6 +111,7 @@ class ContextEncoder:
                 diff.old_N,
                 diff.new_N,
                 *LAYOUTS[dtype],
+                self._long,
                 self._numbers,
                 self._bytes,
                 self._words,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwire.kernels.delta.codes import Int, Word, best_rice, low_mask, put_golomb, put_rice, zigzag
+from rollwire.kernels.delta.codes import Int, Word, best_rice, low_mask, put_golomb, zigzag
 from rollwire.kernels.delta.gap import ordered
 from rollwire.kernels.delta.octaves import (
     BLOCK,
@@ -197,16 +197,55 @@ def _put_gaps(
 
 
 @jit()
+def _put_numbers(
+    words: NDArray[np.uint64],
+    at: Word,
+    numbers: NDArray[np.uint64],
+    parameters: NDArray[np.uint8],
+    escape_bits: Word,
+) -> Word:
+    """Rice codes, each number with a parameter of its own. The word being filled stays in a register."""
+    w, fill = at >> _U6, at & _U63
+    word = words[w]
+    for i in range(numbers.size):
+        k = np.uint64(parameters[i])
+        q = numbers[i] >> k
+        if q < _U16:
+            head, head_bits, rest, rest_bits = low_mask(q), q + _U1, numbers[i] & low_mask(k), k
+        else:
+            head, head_bits, rest, rest_bits = _ONES, _U16, numbers[i], escape_bits
+        word |= head << fill
+        fill += head_bits
+        if fill >= _U64:
+            words[w] = word
+            w += _U1
+            fill -= _U64
+            word = head >> (head_bits - fill)
+        if rest_bits:
+            word |= rest << fill
+            fill += rest_bits
+            if fill >= _U64:
+                words[w] = word
+                w += _U1
+                fill -= _U64
+                # In two steps: all 64 bits may have gone into the word before.
+                word = (rest >> (rest_bits - fill - _U1)) >> _U1
+    words[w] = word
+    return (w << _U6) | fill
+
+
+@jit()
 def _put_class(
     words: NDArray[np.uint64],
     at: Word,
     gaps: NDArray[np.uint32],
     flags: NDArray[np.uint8],
     k_before: Int,
-    excess: NDArray[np.uint32],
+    excess: NDArray[np.uint64],
     shifts: NDArray[np.uint8],
     width: Word,
-    numbers: NDArray[np.uint32],
+    numbers: NDArray[np.uint64],
+    parameters: NDArray[np.uint8],
 ) -> tuple[Word, Word, Word]:
     """Parameters, gaps and marks of a class that changes; its gaps' and its excess' parameter."""
     k = best_rice(gaps, gaps.size, shifts[:0], POSITION_BITS)
@@ -214,21 +253,18 @@ def _put_class(
     at = put_golomb(words, at, np.uint64(excess.size), _U0)
     if excess.size == 0:
         return _put_gaps(words, at, gaps, flags, k), k, _U0
-    marks, since = 0, 0
+    marks, since = np.int64(0), np.uint64(0)
     for i in range(flags.size):
-        if flags[i] & 2:
-            numbers[marks] = since
-            marks += 1
-            since = 0
-        else:
-            since += 1
+        far = np.uint64(flags[i]) >> _U1
+        numbers[marks] = since
+        marks += np.int64(far)
+        since = (since + _U1) * (_U1 - far)
     r = best_rice(numbers, marks, shifts[:0], POSITION_BITS)
     m = min(best_rice(excess, excess.size, shifts, width), width - _U1)
     at = put_golomb(words, put_golomb(words, at, r, _U0), m, _U0)
     at = _put_gaps(words, at, gaps, flags, k)
-    for i in range(marks):
-        at = put_rice(words, at, np.uint64(numbers[i]), r, _POSITION_BITS)
-    return at, k, m
+    parameters[:marks] = r
+    return _put_numbers(words, at, numbers[:marks], parameters[:marks], _POSITION_BITS), k, m
 
 
 def write(
@@ -239,19 +275,20 @@ def write(
     new_N: NDArray[np.uint64],
     exponent_bits: int,
     mantissa_bits: int,
+    long_N: NDArray[np.uint64],
     scratch_N: NDArray[np.uint32],
     bytes_N: NDArray[np.uint8],
     words: NDArray[np.uint64],
 ) -> Word:
     """Writes a chunk's stream into `words`; returns its length in bits. At least one change.
 
-    Scratch: `tail` [64], `scratch_N` [5, N + 1], `bytes_N` [3, N + 1].
+    Scratch: `tail` [64], `long_N` [2, N + 1], `scratch_N` [3, N + 1], `bytes_N` [4, N + 1].
     """
     size = positions_N.size
     width = np.uint64(1 + exponent_bits + mantissa_bits)
-    classes_N, flags_N, shifts_N = bytes_N[0, :size], bytes_N[1, :size], bytes_N[2]
+    classes_N, flags_N, shifts_N, own_N = bytes_N[0, :size], bytes_N[1, :size], bytes_N[2], bytes_N[3]
     gaps_N, sorted_N, wide_N = scratch_N[0, :size], scratch_N[1, :size], scratch_N[2]
-    excess_N, numbers_N = scratch_N[3], scratch_N[4]
+    excess_N, numbers_N = long_N[0], long_N[1]
     e = _choose(old_M, old_N, exponent_bits, mantissa_bits)
     layout = (exponent_bits, mantissa_bits, e)
     limits_C = thresholds_from(e, exponent_bits, mantissa_bits)
@@ -283,7 +320,7 @@ def write(
         )
     first_C = np.zeros(CLASSES + 1, np.int64)
     wide = _sort(old_N, new_N, width, classes_N, gaps_N, first_C, sorted_N, flags_N, wide_N)
-    # The excess of each class, in order of position, as numbers of 32 bits: to choose parameters by.
+    # The excess of each class, in order of position: to choose parameters by.
     ahead_C = np.zeros(CLASSES + 1, np.int64)
     for i in range(wide):
         ahead_C[classes_N[wide_N[i]] + 1] += 1
@@ -293,7 +330,7 @@ def write(
     for i in range(wide):
         n = np.int64(wide_N[i])
         own: Int = np.int64(classes_N[n])
-        excess_N[next_C[own]] = min(_excess(old_N[n], new_N[n], width), np.uint64(0xFFFFFFFF))
+        excess_N[next_C[own]] = _excess(old_N[n], new_N[n], width)
         shift = octaves_below(field_of(old_N[n], exponent_bits, mantissa_bits), e) if own == 0 else _U0
         shifts_N[next_C[own]] = min(shift, np.uint64(31))
         next_C[own] += 1
@@ -316,12 +353,13 @@ def write(
                 shifts_N[ahead_C[c] : ahead_C[c + 1]],
                 width,
                 numbers_N,
+                own_N,
             )
             k_before = np.int64(k)
     for i in range(wide):
         n = np.int64(wide_N[i])
         own = np.int64(classes_N[n])
         shift = octaves_below(field_of(old_N[n], exponent_bits, mantissa_bits), e) if own == 0 else _U0
-        m = min(parameters_C[own] + shift, width - _U1)
-        at = put_rice(words, at, _excess(old_N[n], new_N[n], width), m, width)
-    return at
+        own_N[i] = min(parameters_C[own] + shift, width - _U1)
+        numbers_N[i] = _excess(old_N[n], new_N[n], width)
+    return _put_numbers(words, at, numbers_N[:wide], own_N[:wide], width)

@@ -168,10 +168,9 @@ class Follower:
                     self._reports.flush()
 
     def _advance(self) -> None:
-        if not self._started:
-            self._take_over()
-            self._started = True
         wanted = self._follow.wanted()
+        if not self._started and not self._start(wanted):
+            return
         if wanted.event is None:
             self._say_missing(wanted)
             return
@@ -205,6 +204,19 @@ class Follower:
             with self._change:
                 self._problem = ""
         self._whole = True
+
+    def _start(self, wanted: Wanted) -> bool:
+        """Whether the target has said what it serves: one that does not answer is asked again."""
+        if not self._staging.due:
+            return False
+        try:
+            self._take_over()
+        except WeightError as error:
+            self._staging.later()
+            self._failed(wanted, f"{type(error).__name__}: {error}", refused=True)
+            return False
+        self._started = True
+        return True
 
     def _maker(self) -> Maker:
         into = self._target.held()

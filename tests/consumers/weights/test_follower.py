@@ -183,6 +183,29 @@ class Stubborn(NumpyTarget):
             raise TargetFailed("the engine says no")
 
 
+class Absent(NumpyTarget):
+    """Does not answer this often."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def serving(self) -> Serving | None:
+        self.times -= 1
+        if self.times >= 0:
+            raise TargetFailed("nobody answers")
+        return None
+
+
+def test_a_target_that_does_not_answer_yet_is_asked_again(plane: Plane, make_state: MakeState) -> None:
+    plane.publish(make_state())
+    target = Absent(times=2)
+    plane.follow(target).wait_served(0, WAIT)
+    plane.wait_status(lambda s: s.state == "swapped")
+    reasons = [s.reason for s in plane.statuses() if s.state == "refused"]
+    assert reasons == ["TargetFailed: nobody answers"] * 2
+
+
 def test_each_version_is_served_bit_for_bit_in_the_same_arrays(
     plane: Plane, make_state: MakeState, move: Move
 ) -> None:

@@ -30,6 +30,7 @@ from rollwire.ops.commands.weights_gc import gc
 from rollwire.ops.commands.weights_link import link
 from rollwire.ops.commands.weights_revert import revert
 from rollwire.schemas.errors import WeightError
+from rollwire.schemas.records import WeightVersion
 
 app = App(
     name="weights",
@@ -74,7 +75,7 @@ def ls(
     for event in sorted(events, key=lambda e: e.version):
         table.add_row(
             str(event.version),
-            event.kind + ("+anchor" if event.anchor is not None and event.kind != "anchor" else ""),
+            _kind(event),
             "" if event.base_version is None else str(event.base_version),
             event.coder,
             str(ways[event.version]),
@@ -194,6 +195,11 @@ def export(
     Console(highlight=False).print(
         f"version {event.version} ({event.state_digest[:16]}) in {folder}: {', '.join(files)}"
     )
+
+
+def _kind(event: WeightVersion) -> str:
+    back = "" if event.reverts_to is None else f" to {event.reverts_to}"
+    return event.kind + back + ("+anchor" if event.anchor is not None and event.kind != "anchor" else "")
 
 
 def _percent(part: int, whole: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def put(root: Path, version: int) -> None:
 def killed_at(effect: int, root: Path, work: Callable[[], None]) -> bool:
     """Runs `work` in a process that kills itself before its `effect`-th effect on the files under `root` (every open,
     rename, link and removal); whether it got that far."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of a fork beside threads: the child touches files alone
+        child = os.fork()
     if child == 0:
         left = effect
 

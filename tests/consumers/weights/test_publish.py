@@ -89,7 +89,6 @@ def test_memory_is_bounded_and_used_again(publisher: SnapshotPublisher) -> None:
 
 
 def test_arrays_of_any_layout_keep_their_logical_order() -> None:
-    """C29."""
     array = np.arange(24, dtype=np.float32).reshape(4, 6)
     for view in (array.T, array[:, ::2], array[::-1], array[1:3], np.array(3.0, np.float32)):
         state = BufferPool(1).fill(sources_of({"w": view}))

@@ -186,6 +186,25 @@ def _best_order(
 
 
 @jit()
+def _push(
+    words: NDArray[np.uint64],
+    word: np.uint64,
+    pending: np.uint64,
+    fill: np.uint64,
+    symbol: np.uint64,
+    count: np.uint64,
+) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """As `put`, with the open word in a register: (word, pending, fill) after it. Up to 63 bits."""
+    pending |= symbol << fill
+    words[word] = pending
+    end = fill + count
+    full = end >> _U6
+    # Without a branch, which nothing could foretell.
+    pending = (pending & (full - _U1)) | (((symbol >> (_U63 - fill)) >> _U1) & (_U0 - full))
+    return word + full, pending, end & _U63
+
+
+@jit()
 def _put_changes(
     words: NDArray[np.uint64],
     at: np.uint64,
@@ -209,34 +228,9 @@ def _put_changes(
         else:
             count_n = np.uint64(35)
             symbol = (_ONES | (gap << _U16)) | (down << np.uint64(34))
-        pending |= symbol << fill
-        end = fill + count_n
-        if end >= _U64:
-            words[word] = pending
-            word += _U1
-            pending = (symbol >> (_U63 - fill)) >> _U1
-        fill = end & _U63
+        word, pending, fill = _push(words, word, pending, fill, symbol, count_n)
     words[word] = pending
     return (word << _U6) | fill
-
-
-@jit()
-def _push(
-    words: NDArray[np.uint64],
-    word: np.uint64,
-    pending: np.uint64,
-    fill: np.uint64,
-    symbol: np.uint64,
-    count: np.uint64,
-) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """As `put`, with the open word in a register: (word, pending, fill) after it. Up to 63 bits."""
-    pending |= symbol << fill
-    end = fill + count
-    if end >= _U64:
-        words[word] = pending
-        word += _U1
-        pending = (symbol >> (_U63 - fill)) >> _U1
-    return word, pending, end & _U63
 
 
 @jit()

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from rollwire.consumers.trainer import books
-from rollwire.consumers.trainer.checkpoint_store import CarriedCheckpoint
+from rollwire.consumers.trainer.checkpoint_store import CarriedCheckpoint, renew_checkpoint
 from rollwire.consumers.trainer.commit import Committer, Taken
 from rollwire.consumers.trainer.history import History, read_history
 from rollwire.consumers.trainer.reversion import (
@@ -37,7 +37,15 @@ from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import Loaded, load_path
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.kernels.digest import StateDigest
-from rollwire.schemas.errors import DeadlineExceeded, Fenced, ObjectMissing, OffsetLost, Refused, WeightError
+from rollwire.schemas.errors import (
+    DeadlineExceeded,
+    Fenced,
+    ObjectMissing,
+    OffsetLost,
+    Refused,
+    TopicMismatch,
+    WeightError,
+)
 from rollwire.schemas.records import TrainStep, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -118,6 +126,7 @@ class Reverting:
         check_restorable(history, self._run.to, self._run.log.beginning_offsets(partitions))
         path = plan_path(history.versions, self._links(), None, self._run.to)
         self._target = load_path(self._run.store, path, None)
+        self._renew(history)
         self._phase = self._prepare
         return "moved"
 
@@ -245,6 +254,24 @@ class Reverting:
         event = msgspec.structs.replace(event, kind="revert", reverts_to=wanted.version)
         return _Prepared(newest.version, event)
 
+    def _renew(self, history: History) -> None:
+        """The checkpoint that the trainer will start from stands, and is as new to the collector as what is written now: no
+        version that is kept may have named it for long. Raises `WeightError`."""
+        run = self._run
+        if all(version.checkpoint is None for version in history.versions):
+            return
+        source, _ = history.way_to(run.to)
+        if source.checkpoint is None:
+            return
+        try:
+            renew_checkpoint(run.store, source.checkpoint, lineage=run.lineage)
+        except ObjectMissing as missing:
+            kept = ", ".join(str(v.version) for v in history.versions[:-1] if v.checkpoint is not None)
+            raise WeightError(
+                f"no trainer can be brought to version {run.to}: the checkpoint of version {source.version} was deleted: "
+                f"{missing}. Versions that were published with a checkpoint: {kept}"
+            ) from missing
+
     def _on_committed(self, version: WeightVersion, _step: TrainStep | None) -> None:
         self._made = version
         _log.info("revert.committed", version=version.version, reverts_to=version.reverts_to)
@@ -257,6 +284,10 @@ class Reverting:
 
     def _links(self) -> Sequence[WeightLink]:
         links = Links(self._run.model)
+        try:
+            self._run.log.partitions("weight-links")
+        except TopicMismatch:  # provisioned before there were links
+            return ()
         for record in scan(self._run.log, ("weight-links",), patience_s=_READ_S, clock=self._run.clock):
             try:
                 event = decode_record(record)

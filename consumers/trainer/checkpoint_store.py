@@ -135,6 +135,14 @@ class CarriedCheckpoint:
         return _read_manifest(self._store, self._claim, self._lineage)
 
 
+def renew_checkpoint(store: ObjectStore, claim: Claim, *, lineage: str) -> None:
+    """Puts a checkpoint again, verified, a vector at a time: an object that is about to be named anew must not be one that
+    the collector is about to take (law 3). Raises `ObjectMissing`, `DeltaCorrupt`, `StateMismatch`."""
+    for vector in _read_manifest(store, claim, lineage).vectors.values():
+        store.create(vector.key, store.get(vector.key, sha256=vector.sha256))
+    store.create(claim.key, store.get(claim.key, sha256=claim.sha256))
+
+
 def read_checkpoint(
     store: ObjectStore, claim: Claim, *, lineage: str, parameters: tuple[Part, ...]
 ) -> Checkpoint:

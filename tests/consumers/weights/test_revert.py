@@ -11,6 +11,7 @@ import pytest
 
 from rollwire.consumers.packed_batches import PackedBatchReader
 from rollwire.consumers.trainer.arithmetic import arithmetic_run
+from rollwire.consumers.trainer.checkpoint_store import Checkpoint
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import BATCHES, History, order_history, read_history
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, write_plans
@@ -18,9 +19,12 @@ from rollwire.consumers.trainer.reversion import check_restorable
 from rollwire.consumers.trainer.session import Session
 from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
 from rollwire.consumers.version_publisher import VersionPublisher
+from rollwire.consumers.weights.census import read_books, take_census
+from rollwire.consumers.weights.collect import collect
 from rollwire.consumers.weights.paths import delta_step, plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import load_version
+from rollwire.consumers.weights.retention import RetentionConfig, plan_retention
 from rollwire.consumers.weights.revert import Reverting, RevertRun
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
@@ -261,6 +265,43 @@ def test_a_version_without_checkpoint_whose_plans_are_gone_is_refused_with_those
     with pytest.raises(WeightError, match="with a checkpoint of their own: 0, 2, 4"):
         reverting.turn()
     bench.revert(2)
+    bench.plans(range(7, 8), newest_revert=6)
+    bench.train(7)
+
+
+def vector_keys(bench: Bench, version: int) -> list[str]:
+    claim = bench.history().versions[version].checkpoint
+    assert claim is not None
+    checkpoint = msgspec.json.decode(bench.store.get(claim.key), type=Checkpoint)
+    return [vector.key for vector in checkpoint.vectors.values()]
+
+
+@pytest.mark.parametrize("to", [2, 3])
+def test_a_version_whose_checkpoint_was_deleted_is_refused_and_nobody_is_fenced(to: int) -> None:
+    bench = trained(5, planned=6)
+    for key in vector_keys(bench, 2):
+        bench.store.delete(key)
+    session, work = bench.trainer(until=6)
+    reverting, _ = bench.reverting(to)
+    with pytest.raises(WeightError, match="checkpoint of version 2 was deleted"):
+        reverting.turn()
+    reverting.close()
+    while session.turn() != "done":
+        work.turn()
+    session.close()
+    assert bench.history().versions[-1].version == 6
+
+
+@pytest.mark.parametrize("to", [2, 3])
+def test_a_collector_that_planned_before_the_revert_leaves_it_its_checkpoint(to: int) -> None:
+    bench = trained(5, planned=5)
+    bench.clock.advance(48 * 3600)
+    config = RetentionConfig(keep_last=1)
+    books = read_books(bench.log, topics=("weight-versions", "weight-links"))
+    plan = plan_retention(take_census(bench.store, books), config, bench.clock.now_us())
+    assert {verdict.info.key for verdict in plan.deletions} >= set(vector_keys(bench, 2))
+    bench.revert(to)
+    collect(bench.log, bench.store, books, plan, config, bench.clock)
     bench.plans(range(7, 8), newest_revert=6)
     bench.train(7)
 

@@ -157,9 +157,10 @@ class Incoming:
         self._result: str | None = None
         self._count = 0
         self._seen: set[int] = set()
+        self._chunks: set[tuple[str, int]] = set()
 
     def accept(self, head: Head) -> None:
-        """Raises `BaseMismatch` for another base, `DeltaCorrupt` for a shard of another delta or a repeat."""
+        """Raises `BaseMismatch` for another base, `DeltaCorrupt` for a shard of another delta, a repeat, a chunk seen before."""
         base, result = (head.result, head.base) if self.backwards else (head.base, head.result)
         if base != self._held:
             raise BaseMismatch(
@@ -171,6 +172,14 @@ class Incoming:
         if (result, head.shards) != (self._result, self._count) or head.shard in self._seen:
             raise DeltaCorrupt(f"shard {head.shard} of {head.shards} is of another delta, or a repeat")
         self._seen.add(head.shard)
+        if head.shards > 1:
+            names, columns = head.columns.names, head.columns
+            tensors = [names[i] for i in columns.tensor_K.tolist()]
+            chunks = set(zip(tensors, columns.chunk_K.tolist(), strict=True))
+            if not self._chunks.isdisjoint(chunks):
+                name, chunk = min(self._chunks & chunks)
+                raise DeltaCorrupt(f"{name}: chunk {chunk} is in two shards of a delta")
+            self._chunks |= chunks
 
     def finish(self, digest: StateDigest) -> None:
         """All shards are in, and `digest` is what they gave. Raises `DeltaCorrupt`, `DigestMismatch`."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwire.kernels.delta.apply import DeltaStage, apply_delta
-from rollwire.kernels.delta.encode import encode_both, encode_delta
+from rollwire.kernels.delta.encode import encode_both, encode_chunks, encode_delta, seal
 from rollwire.kernels.delta.format import CODER_CONTEXT, CODER_GAP, FLOATS, read_head
 from rollwire.kernels.delta.prepare import prepare_delta
 from rollwire.kernels.digest import StateDigest
@@ -231,6 +231,17 @@ def test_every_damaged_byte_is_refused_before_anything_is_written(coder: Coder) 
     with pytest.raises(DeltaCorrupt):
         prepare_delta(old, digest, [shard + b"\0"])
     assert raw_bits(old) == before
+
+
+def test_a_chunk_in_two_shards_is_refused() -> None:
+    """Each would be read against the base, and the last one written would win, whatever the sums say."""
+    old, new = big_pair()
+    base = StateDigest.of(old)
+    encoded = encode_chunks(old, new, base=base)
+    result = encode_delta(old, new).result
+    shards = seal([list(encoded.chunks), list(encoded.chunks[:1])], base.hex, result.hex)
+    with pytest.raises(DeltaCorrupt, match="q: chunk 0 is in two shards"):
+        prepare_delta(old, base, [shard for shard, _ in shards])
 
 
 def test_limits_are_checked_before_memory_is_taken() -> None:

@@ -110,7 +110,8 @@ def down_cell(bench: Bench, proxy: S3Proxy, through: ObjectStore, fault: Fault) 
     try:
         while (end := life.ended()) is None:
             for status in reports.poll():
-                judge_status(status, fault.refused)
+                # Where the only way was refused, there is none until it is tried again.
+                judge_status(status, *((fault.refused, "no way from") if fault.refused else ()))
                 if status.state == "swapped" and status.version == fed < LAST:
                     fed += 1
                     commit_event(writer, events[fed])

@@ -323,7 +323,7 @@ INPUTS: Final[tuple[Input, ...]] = (
         "version 1",
     ),
     Input(
-        "a shard of a newer format", lambda store, events: _made(store, events, _newer_shard), "DeltaCorrupt", "upgrade"
+        "a shard of a newer format", lambda store, events: _made(store, events, _newer_shard), "FormatUnknown", "upgrade"
     ),
     Input(
         "a shard with an unknown type",

@@ -25,6 +25,10 @@ class CellFailed(RollwireError):
     """What had to hold in a cell does not."""
 
 
+class NotReached(CellFailed):
+    """A life did well without ever coming to where it was to die."""
+
+
 def judge_folder(folder: Path | None, reports: Reports) -> None:
     """What a reader of the folder finds is one whole version, as new as the last one said to be served. Raises
     `CellFailed`."""
@@ -55,14 +59,14 @@ def judge_versions(log: Log, store: ObjectStore, lineage: str, *, complete: bool
             raise CellFailed(f"version {number} is visible and cannot be read: {error}") from error
 
 
-def judge_status(status: FleetStatus, refused: str = "") -> None:
-    """A replica says that it serves what it serves. `refused`: it may refuse a version for this. Raises `CellFailed`."""
+def judge_status(status: FleetStatus, *refused: str) -> None:
+    """A replica says that it serves what it serves. `refused`: it may refuse a version for these. Raises `CellFailed`."""
     digest = "" if status.version < 0 else digest_of(status.version)
     if status.state_digest != digest:
         raise CellFailed(
             f"{status.state}: version {status.version} with the digest {status.state_digest[:16]}"
         )
-    if status.state == "refused" and not (refused and refused in status.reason):
+    if status.state == "refused" and not any(text and text in status.reason for text in refused):
         raise CellFailed(f"version {status.wanted_version} was refused: {status.reason}")
 
 
@@ -115,6 +119,8 @@ def end_of(life: Life, who: str) -> Ended:
 
 
 def died_there(end: Ended, crash: Crash) -> None:
+    if end.code == 0:
+        raise NotReached(f"it was to die {crash}, and ended with exit code 0")
     if not end.died:
         raise CellFailed(f"it was to die {crash}, and ended with exit code {end.code}: {end.why}")
 

@@ -18,14 +18,14 @@ import structlog
 from rollwire.consumers.weights.targets.folder import FolderTarget
 from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.ops.chaos.weights.effects import DIED, Crash, Effects
-from rollwire.ops.chaos.weights.roles import follow, publish, serve
+from rollwire.ops.chaos.weights.roles import Coder, collect_all, follow, publish, serve
 from rollwire.ops.chaos.weights.targets import Failure
 from rollwire.ops.demo.supervisor import child_environment, tail
 from rollwire.schemas.errors import DeadlineExceeded, StackError
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 
-Role = Literal["publish", "follow", "numpy", "slice", "folder"]
+Role = Literal["publish", "follow", "numpy", "slice", "folder", "collect"]
 _log = structlog.get_logger()
 _START_S: Final = 60.0
 _KILL_S: Final = 30.0
@@ -52,6 +52,7 @@ class Task(msgspec.Struct, frozen=True):
     crash: Crash | None = None
     folder: str = ""  # of the role that serves one
     failure: Failure | None = None  # of the target, instead of a death
+    coder: Coder = "gap"  # of who publishes
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -84,11 +85,13 @@ def run_role(task: Task, log: Log, store: ObjectStore, effects: Effects) -> None
     """The life of a task, in this thread. Raises what the role raises."""
     match task.role:
         case "publish":
-            publish(log, store, task.lineage, task.upto, effects)
+            publish(log, store, task.lineage, task.upto, effects, task.coder)
         case "follow":
             follow(log, store, task.lineage, task.upto, effects)
         case "numpy":
             serve(log, store, task.lineage, task.upto, effects, NumpyTarget(), task.failure)
+        case "collect":
+            collect_all(log, store, effects)
         case "slice":
             serve(log, store, task.lineage, task.upto, effects, NumpyTarget(), task.failure, parts=True)
         case "folder":
@@ -192,14 +195,18 @@ class ForkedLives:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, task: Task) -> Life:
+    def at(self, access: Access) -> Lives:
+        """Lives of the same nursery, elsewhere."""
+        return _Elsewhere(self, access)
+
+    def start(self, task: Task, access: Access | None = None) -> Life:
         if self._process.stdin is None:
             raise StackError("the nursery takes no orders")
         with self._lock:
             self._number += 1
             log = self._logs / f"{self._number:04d}-{task.role}.log"
             life = self._lives[self._number] = _ForkedLife(log)
-            order = Order(self._number, task, self._access, str(log))
+            order = Order(self._number, task, access or self._access, str(log))
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()
         return life
@@ -225,6 +232,15 @@ class ForkedLives:
                 continue
             said = msgspec.json.decode(line, type=Forked)
             self._lives[said.number].hear(said)
+
+
+class _Elsewhere:
+    def __init__(self, lives: ForkedLives, access: Access) -> None:
+        self._lives = lives
+        self._access = access
+
+    def start(self, task: Task) -> Life:
+        return self._lives.start(task, self._access)
 
 
 class _ForkedLife:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from rollwire.consumers.weights.publisher import SnapshotPublisher
+from rollwire.ops.chaos.weights.collector import judge_clean, judge_collected
 from rollwire.ops.chaos.weights.effects import FOLDER, SIDES, Crash
 from rollwire.ops.chaos.weights.judge import (
     LOOK_S,
@@ -28,7 +30,7 @@ from rollwire.ops.chaos.weights.judge import (
     judge_versions,
 )
 from rollwire.ops.chaos.weights.lives import Lives, MemoryLives, Role, Task
-from rollwire.ops.chaos.weights.roles import WAIT_S
+from rollwire.ops.chaos.weights.roles import WAIT_S, Coder
 from rollwire.ops.chaos.weights.states import LAST, PUBLISHER, model_of, state_of
 from rollwire.ops.chaos.weights.targets import Failure
 from rollwire.schemas.records import WeightVersion
@@ -65,7 +67,12 @@ def crashes(seen: Mapping[str, int]) -> list[Crash]:
 
 
 def publisher_cell(
-    bench: Bench, crash: Crash | None, *, first: Crash | None = None, kill_s: float | None = None
+    bench: Bench,
+    crash: Crash | None,
+    *,
+    first: Crash | None = None,
+    kill_s: float | None = None,
+    coder: Coder = "gap",
 ) -> dict[str, int]:
     """Who publishes dies there, and where `first` is given, there before, so that it dies as it goes on. A replica follows
     all the while and compares whatever it serves. `kill_s`: it is killed so many seconds after its start.
@@ -78,7 +85,7 @@ def publisher_cell(
     try:
         while True:
             death = deaths.pop(0) if deaths else None
-            life = bench.lives.start(Task("publish", lineage, LAST, death))
+            life = bench.lives.start(Task("publish", lineage, LAST, death, coder=coder))
             if kill_s is not None and life.ended(kill_s) is None:
                 life.kill()
             end = end_of(life, "who publishes")
@@ -154,6 +161,26 @@ def replica_cell(
         life.kill()
         reports.close()
         writer.close()
+
+
+def collector_cell(
+    fresh: Callable[[], AbstractContextManager[Bench]], _: Bench, crash: Crash | None
+) -> dict[str, int]:
+    """Who deletes dies there, and the next run deletes the rest. `fresh` gives a log and a bucket of its own."""
+    lineage = new_lineage()
+    with fresh() as bench:
+        publisher = MemoryLives(bench.log, bench.store).start(Task("publish", lineage, LAST))
+        ended_well(end_of(publisher, "who publishes"), "who publishes")
+        if crash is not None:
+            died_there(
+                end_of(bench.lives.start(Task("collect", lineage, LAST, crash)), "the collector"), crash
+            )
+            judge_collected(bench.log, bench.store, lineage)
+        end = end_of(bench.lives.start(Task("collect", lineage, LAST)), "the collector")
+        ended_well(end, "the collector")
+        judge_collected(bench.log, bench.store, lineage)
+        judge_clean(bench.log, bench.store)
+    return dict(end.seen)
 
 
 def stored(store: ObjectStore, lineage: str) -> list[WeightVersion]:

@@ -1,17 +1,20 @@
-"""The two sides of the matrix as processes: one publishes versions as a trainer does, one follows and serves them.
+"""Who dies in the matrix: one publishes versions as a trainer does, others follow and serve them, one collects.
 
-Both learn where they stand from log and store alone, so that the next life of each goes on by itself.
+All learn where they stand from log and store alone, so that the next life of each goes on by itself.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
+from rollwire.consumers.weights.census import read_books, take_census
+from rollwire.consumers.weights.collect import collect
 from rollwire.consumers.weights.follower import Follower, FollowerConfig
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
+from rollwire.consumers.weights.retention import RetentionConfig, plan_retention
 from rollwire.consumers.weights.slices import choose_slices, share_of
 from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber
 from rollwire.consumers.weights.targets.folder import FolderTarget
@@ -24,11 +27,13 @@ from rollwire.ops.chaos.weights.targets import CrashFolder, CrashTarget, Failure
 from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, TargetFailed
 from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
+from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectStore
 
 WAIT_S: Final = 60.0
+Coder = Literal["gap", "context"]
 _LOOK_S: Final = 0.05
 QUICK: Final = SubscriberConfig(poll_s=0.02, backoff_s=0.05, backoff_max_s=0.5)
 
@@ -46,7 +51,9 @@ def links_of(log: Log, lineage: str) -> list[WeightLink]:
     return [link for link in found if isinstance(link, WeightLink) and link.lineage == lineage]
 
 
-def publish(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effects) -> None:
+def publish(
+    log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effects, coder: Coder = "gap"
+) -> None:
     """Publishes what is missing of versions 0 to `upto`: one is stored while the one before it is committed.
 
     Raises `Fenced`, `WeightError`, `StoreError`, `LogError`; another life goes on from there.
@@ -55,7 +62,8 @@ def publish(log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effe
     # The id first: when this returns, what the life before it left open is decided.
     writer = log.transactional_writer(f"{lineage}.trainer", WAIT_S)
     events = events_of(log, lineage)
-    publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=PUBLISHER)
+    config = PUBLISHER.model_copy(update={"coder": coder})
+    publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=config)
     try:
         begin = 0
         if events:
@@ -173,6 +181,19 @@ def serve(
         raise TargetFailed(crashing.torn)
     if not crashing.serves(upto):
         raise TargetFailed(f"what is served as version {upto} is not that version")
+
+
+COLLECTOR: Final = RetentionConfig(keep_last=1, keep_every=1_000, grace_us=0)
+
+
+def collect_all(log: Log, store: ObjectStore, effects: Effects) -> None:
+    """Deletes what the newest version does not need. It takes all of log and bucket for its own."""
+    log, store = CrashLog(log, effects), CrashStore(store, effects)
+    clock = SystemClock()
+    books = read_books(log)
+    plan = plan_retention(take_census(store, books), COLLECTOR, clock.now_us() + 1)
+    collect(log, store, books, plan, COLLECTOR, clock)
+    effects.check()
 
 
 def replica_of(lineage: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,14 @@ from rollwire.ops.chaos.weights.lives import MemoryLives, Role, Task
 from rollwire.ops.chaos.weights.matrix import (
     Bench,
     Result,
+    collector_cell,
     crashes,
     judged,
     publisher_cell,
     replica_cell,
 )
 from rollwire.ops.chaos.weights.report import cells_table, figures, what_of
-from rollwire.ops.chaos.weights.run import Outcome, killed_cells, publisher_cells, replica_cells
+from rollwire.ops.chaos.weights.run import Outcome, crash_cells, killed_cells, publisher_cells, replica_cells
 from rollwire.ops.chaos.weights.states import EMPTY, LAST, digest_of, state_of
 from rollwire.ops.chaos.weights.targets import FAILURES, KINDS, Failure, Kind
 from rollwire.schemas.records import FleetState, FleetStatus
@@ -55,7 +58,7 @@ def names(results: Iterable[Result]) -> set[str]:
 def test_c24_c26_whoever_publishes_may_die_anywhere() -> None:
     """C24, C26, law 3: what is visible is whole, the next life goes on, each version is there once."""
     results = list(publisher_cells(bench_of(MemoryStore()), EVERY))
-    assert {result.part for result in results} == {"publish", "publish again"}
+    assert {result.part for result in results} == {"publish", "publish, context", "publish again"}
     assert [result for result in results if result.problem] == []
     assert len(results) > 15
     assert names(results) >= {"put deltas", "put anchors", "put manifests", "begin", "commit"}
@@ -79,6 +82,19 @@ def test_c23_c34_whoever_follows_may_die_anywhere(tmp_path: Path) -> None:
     assert "get deltas" in names(results)
     for effect in ("stage", "swap", "read back", "keep", "report staged", "report swapped"):
         assert {f"{effect} {version}" for version in range(LAST + 1)} & names(results), effect
+
+
+def test_whoever_collects_may_die_anywhere() -> None:
+    """Law 3: whatever is deleted by then, the newest version can be read, and so can all that a way still leads to."""
+
+    @contextmanager
+    def fresh() -> Iterator[Bench]:
+        yield bench_of(MemoryStore())
+
+    results = list(crash_cells("collect", bench_of(MemoryStore()), partial(collector_cell, fresh), EVERY))
+    assert [result for result in results if result.problem] == []
+    assert len(results) > 8
+    assert "delete deltas" in names(results)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -262,9 +262,9 @@ class Follower:
             pause_ms = target.swap()
             self._probe_all(event, made)
         except Exception as error:  # noqa: BLE001  # the user's probe may raise anything: the version before must serve
-            self._back(wanted, error)
             if mirrored is not None:
                 mirrored.undo()
+            self._back(wanted, error, in_place=in_place)
             return
         target.keep()
         held = target.held()
@@ -295,12 +295,16 @@ class Follower:
             self._rejected = event
             raise ProbeFailed(f"the probe refused version {event.version}: {error}") from error
 
-    def _back(self, wanted: Wanted, error: Exception) -> None:
+    def _back(self, wanted: Wanted, error: Exception, *, in_place: bool) -> None:
         problem = f"{type(error).__name__}: {error}"
         try:
             self._target.undo()
-        except WeightError as lost:
+        except Exception as lost:  # noqa: BLE001  # a device's runtime, say: nothing is known of what serves then
             problem += f"; and what served before does not serve: {lost}"
+            if in_place:
+                self._held = (
+                    None  # its arrays may hold half of each: the next version is written over all of them
+                )
             with self._change:
                 self._served = None
         self._staging.later()

@@ -197,6 +197,44 @@ class Absent(NumpyTarget):
         return None
 
 
+class Torn(NumpyTarget):
+    """Dies in the middle of its second swap, and cannot go back."""
+
+    def __init__(self, lost: Exception) -> None:
+        super().__init__()
+        self.swaps = 0
+        self.lost = lost
+
+    def swap(self) -> float:
+        self.swaps += 1
+        if self.swaps == 2:
+            (self.held() or {})["layers.0.weight"].bits[:100] ^= 0x7FFF
+            raise TargetFailed("the device is lost")
+        return super().swap()
+
+    def undo(self) -> None:
+        super().undo()
+        if self.swaps == 2:
+            raise self.lost
+
+
+@pytest.mark.parametrize("lost", [TargetFailed("no way back"), RuntimeError("no way back")])
+def test_nothing_is_built_on_arrays_that_could_not_go_back(
+    plane: Plane, make_state: MakeState, move: Move, lost: Exception
+) -> None:
+    plane.publish(make_state())
+    target = Torn(lost)
+    follower = plane.follow(target)
+    follower.wait_served(0, WAIT)
+    plane.publish(move(plane.states[-1], 1, density=0.01))
+    status = plane.wait_status(refused)
+    assert status.version == -1
+    assert "the device is lost" in status.reason
+    assert "no way back" in status.reason
+    follower.wait_served(1, WAIT)
+    assert served(target) == bits(plane.states[1])
+
+
 def test_a_target_that_does_not_answer_yet_is_asked_again(plane: Plane, make_state: MakeState) -> None:
     plane.publish(make_state())
     target = Absent(times=2)

@@ -122,7 +122,7 @@ class EngineTarget:
         self._held: Loaded | None = None
         self._staged: _Step | None = None
         self._before: _Step | None = None
-        self._written = False  # the engine's weights were touched since `stage`
+        self._written = False  # the engine's weights were touched, and are not known to be whole again
         self._closed = False
         self._names = frozenset() if first is None else tensor_names(first)
 
@@ -139,14 +139,16 @@ class EngineTarget:
         Also ends a pause that a lost answer left behind, where the weights are whole.
         """
         held = self._held
-        if held is None:  # nothing of ours, or torn: `undo` or the next version will see to that
+        if held is None and not self._written:  # nothing of ours
             return False
-        lost = self._ask(self._engine.label) != held.label
+        lost = (
+            held is None or self._ask(self._engine.label) != held.label
+        )  # None: torn, by a `heal` that failed
         if lost:
             step = self._present()
             if step is None:
                 return False
-            _log.warning("engine.weights_lost", engine=self.name, label=held.label)
+            _log.warning("engine.weights_lost", engine=self.name, label=step.label)
             self._load(step)
             self._written = False
         self._ask(self._engine.resume)
@@ -174,7 +176,6 @@ class EngineTarget:
         return self._folder.reread()
 
     def stage(self, update: Update) -> None:
-        self._written = False
         self._before = self._present()
         if missing := sorted(self._names.difference(update.state)):
             raise StateMismatch(

@@ -27,7 +27,7 @@ from rollwire.ops.stub_engine.config import Kind, StubEngineConfig
 from rollwire.ops.stub_engine.serve import StubServer, running_stub
 from rollwire.ops.stub_engine.weights import checksums, fresh_policy, write_policy
 from rollwire.producers.engine_torch import TorchEngine
-from rollwire.schemas.errors import ConfigError, StateMismatch, TargetFailed
+from rollwire.schemas.errors import ConfigError, EngineUnavailable, StateMismatch, TargetFailed
 from rollwire.schemas.golden import load_examples
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.engine import Sampled, SampleRequest
@@ -329,3 +329,51 @@ def test_a_first_folder_that_holds_no_weights_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
     with pytest.raises(ConfigError, match="no safetensors"):
         tensor_names(tmp_path)
+
+
+def test_an_engine_that_could_not_be_given_its_version_back_is_given_it_later(
+    server: StubServer, target: EngineTarget, tmp_path: Path
+) -> None:
+    put(target, 1, STATES[1])
+    server.core.load(tmp_path / "first")  # it was started anew,
+    server.core.set_label("default")
+    folder = (tmp_path / "root" / "current").resolve()
+    away = folder.rename(tmp_path / "away")  # and its disk is not there yet
+    folder.mkdir()
+    shutil.copy(away / "rollwire.json", folder)
+    with pytest.raises(TargetFailed):
+        target.heal()
+    with pytest.raises(TargetFailed):
+        target.heal()
+    shutil.rmtree(folder)
+    away.rename(folder)
+    assert target.heal()
+    assert serves(server, "1", STATES[1])
+    assert not target.heal()
+
+
+def test_a_torn_engine_is_not_resumed_by_a_later_try_that_fails_before_it_loads(
+    server: StubServer, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make(first=None)
+    target.stage(update(1, STATES[1]))
+    cut_a_shard(target, tmp_path / "root")
+    with pytest.raises(TargetFailed):
+        target.swap()
+    with pytest.raises(TargetFailed, match="stays paused"):
+        target.undo()
+    target.stage(update(2, STATES[2]))
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineCalls, "post", unanswered)
+        with pytest.raises(TargetFailed, match="no answer"):
+            target.swap()
+    with pytest.raises(TargetFailed, match="stays paused"):
+        target.undo()
+    assert server.core.paused
+    assert (tmp_path / "root" / NOTE).exists()
+    put(target, 3, STATES[3])
+    assert serves(server, "3", STATES[3])
+
+
+def unanswered(*_: object, **__: object) -> object:
+    raise EngineUnavailable("no answer")

@@ -26,7 +26,9 @@ class PublisherConfig(BaseModel):
     )
     shard_bytes: int = Field(default=64 << 20, ge=1, description="Size of a delta's objects, about; bytes.")
     anchor_shard_bytes: int = Field(
-        default=1 << 30, ge=1, description="Size of an anchor's objects, about; bytes."
+        default=256 << 20,
+        ge=1,
+        description="Size of an anchor's objects, about, and of what is put again when a connection breaks; bytes.",
     )
     threads: int = Field(default=1, ge=1, description="Threads that compare and compress.")
     submit_timeout_s: float = Field(

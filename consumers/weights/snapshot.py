@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from rollwire.consumers.weights.anchor import AnchorFile, safetensors_head, write_anchor
+from rollwire.consumers.weights.anchor import AnchorFile, anchor_file, plan_anchor, safetensors_head
 from rollwire.consumers.weights.keys import anchor_key, sha256_hex, sums_key
 from rollwire.consumers.weights.links import put_shards
 from rollwire.consumers.weights.manifest import (
@@ -208,8 +208,12 @@ class SnapshotWriter:
 
     def write_anchor(self, version: int, step: int, state: State, digest: StateDigest) -> tuple[Claim, int]:
         """A full snapshot of whole tensors: its files, its chunk sums and its manifest; the bytes of all of them."""
-        files = write_anchor(state, shard_bytes=self._anchor_shard_bytes, hf_config=self._hf_config)
-        objects = [self.put_anchor_file(file) for file in files]
+        sizes = {name: t.nbytes for name, t in state.items()}
+        plan = plan_anchor(sizes, shard_bytes=self._anchor_shard_bytes, hf_config=self._hf_config)
+        objects = [  # one file in memory at a time
+            self.put_anchor_file(AnchorFile(file, anchor_file(state, names))) for file, names in plan.files
+        ]
+        objects += [self.put_anchor_file(file) for file in plan.others]
         tensors = [TensorEntry(name, t.dtype, t.shape, tensor_blake3(t)) for name, t in sorted(state.items())]
         return self.write_anchor_manifest(version, step, tensors, digest, objects)
 

@@ -39,6 +39,7 @@ _DEFAULT_REGION: Final = "us-east-1"
 _CONFLICT: Final = 409
 _EXISTS: Final = 412
 _FULL: Final = 507
+_TOO_LARGE: Final = frozenset({"EntityTooLarge", "MaxMessageLengthExceeded"})
 _REFUSED: Final = frozenset({400, 501})  # the store does not know something that a request asks for
 _NOT_KNOWN: Final = 501
 # Not the request was wrong, but what arrived of it.
@@ -79,7 +80,9 @@ class S3Store:
                 connect_timeout=5,
                 read_timeout=max(5.0, timeout_s / 2) if read_timeout_s is None else read_timeout_s,
                 max_pool_connections=16,
-                s3={"addressing_style": "path"},
+                # The checksum that we send is signed and covers the body: a second digest of it in the signature would be
+                # computed on both sides for nothing, and makes stores keep a whole body in memory before they take it.
+                s3={"addressing_style": "path", "payload_signing_enabled": False},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
@@ -240,6 +243,11 @@ class S3Store:
             raise ObjectMissing(text) from failure
         if code in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
             raise ObjectConflict(text) from failure
+        if code in _TOO_LARGE or status == 413:
+            raise StoreUnfit(
+                f"{text}: the store takes no object of this size in one request; make the publisher's shards smaller "
+                "(publisher.anchor_shard_bytes, publisher.shard_bytes)"
+            ) from failure
         if status == _FULL or "space" in str(failure).lower():
             raise StoreUnavailable(
                 f"{text}: the store is full; free space on its disk, then go on"

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
 from typing import ClassVar
 
 import pytest
@@ -174,7 +175,7 @@ class Script(http.server.BaseHTTPRequestHandler):
             self.answers.pop(at)
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Last-Modified", "Sun, 29 Nov 2026 12:00:00 GMT")
+        self.send_header("Last-Modified", formatdate(usegmt=True))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

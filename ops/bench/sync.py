@@ -38,6 +38,7 @@ import numpy as np
 
 from rollwire.consumers.version_publisher import VersionPublisher
 from rollwire.consumers.weights.publisher import PublisherConfig
+from rollwire.kernels.delta.encode import Coder
 from rollwire.ops.bench.sync_replica import Replica, Where, replicas
 from rollwire.ops.bench.sync_weights import MovingWeights
 from rollwire.ops.figures import Figure
@@ -95,10 +96,12 @@ def cases(*, short: bool, runs: int) -> list[Case]:
     ]
 
 
-def bench_sync(where: Where, todo: Sequence[Case], report: Callable[[str], None]) -> list[Figure]:
+def bench_sync(
+    where: Where, todo: Sequence[Case], report: Callable[[str], None], *, coder: Coder = "gap"
+) -> list[Figure]:
     figures: list[Figure] = []
     for case in todo:
-        samples = measure(where, case, report)
+        samples = measure(where, case, report, coder)
         figures += slice_figures(samples) if case.sliced else case_figures(case, samples)
     return figures
 
@@ -145,7 +148,7 @@ def slice_figures(samples: Sequence[Sample]) -> list[Figure]:
     return [Figure(name="sync.slice_bytes_ratio", value=worst, unit="x")]
 
 
-def measure(where: Where, case: Case, report: Callable[[str], None]) -> list[Sample]:
+def measure(where: Where, case: Case, report: Callable[[str], None], coder: Coder = "gap") -> list[Sample]:
     """Publishes `case.steps` versions, one after another, and gives the measured ones' samples."""
     lineage = str(uuid.uuid4())
     report(f"{case.name}: making weights")
@@ -156,7 +159,7 @@ def measure(where: Where, case: Case, report: Callable[[str], None]) -> list[Sam
         for rank in range(case.replicas)
     ]
     log, store = where.log("bench-sync"), where.store()
-    config = PublisherConfig(anchor_every=1_000_000)
+    config = PublisherConfig(anchor_every=1_000_000, coder=coder)
     name = f"bench-sync-{lineage}"
     publisher = VersionPublisher(
         log, store, model=MODEL, lineage=lineage, ranks=0, prefix=where.prefix, name=name, config=config

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from rollwire.kernels.delta.encode import Coder
 from rollwire.ops.bench.sync import bench_sync, cases
 from rollwire.ops.bench.sync_replica import Where
 from rollwire.ops.figures import Figure
@@ -26,7 +27,7 @@ def where_of(stack: StackInfo, prefix: str = "rollwire.") -> Where:
     )
 
 
-def run_sync(*, runs: int, short: bool, only: str | None) -> list[Figure]:
+def run_sync(*, runs: int, short: bool, only: str | None, coder: Coder) -> list[Figure]:
     """All figures, or those of the case `only`."""
     todo = [case for case in cases(short=short, runs=runs) if only in (None, case.name)]
     with (
@@ -39,4 +40,6 @@ def run_sync(*, runs: int, short: bool, only: str | None) -> list[Figure]:
         with running_stack(Path(folder)) as stack:
             apply_topics(stack.bootstrap, "rollwire.")
             where_of(stack).store().ensure_bucket()
-            return bench_sync(where_of(stack), todo, lambda word: progress.update(line, description=word))
+            return bench_sync(
+                where_of(stack), todo, lambda word: progress.update(line, description=word), coder=coder
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 from rich.console import Console
@@ -211,6 +211,7 @@ def sync(
     runs: Positive = 15,
     short: Annotated[bool, Parameter(negative="")] = False,
     only: str | None = None,
+    coder: Literal["gap", "context"] = "gap",
     json: Json = None,
 ) -> None:
     """From the end of a step to the version that replicas serve, and how long the trainer is blocked for it.
@@ -226,11 +227,14 @@ def sync(
         10 MB, few versions: a look at whether it works, no measurement.
     only
         One case: 10mb_1, 100mb_1, 100mb_8, 1gb_1 or slices.
+    coder
+        Of the deltas.
     """
     from rollwire.ops.bench.sync_run import run_sync
 
-    figures = run_sync(runs=runs, short=short, only=only)
+    figures = run_sync(runs=runs, short=short, only=only, coder=coder)
     show("Step end to served version", figures)
     if json is not None:
         flags = f"{' --short' if short else ''}{'' if only is None else f' --only {only}'}"
+        flags += "" if coder == "gap" else f" --coder {coder}"
         write_figures(json, f"rollwire bench sync --runs {runs}{flags}", figures)

@@ -73,12 +73,14 @@ class BufferPool:
         self._allocate: Allocate = _touched
         self._free: list[_Arena] = []
         self._used: dict[int, _Arena] = {}  # by the identity of the state
+        self._filling = 0  # taken, and filled without the lock
+        self._growing = 0  # made ahead without the lock; dropped if somebody needed the place meanwhile
 
     @property
     def has_room(self) -> bool:
         """Whether `fill` finds memory."""
         with self._lock:
-            return bool(self._free) or len(self._used) < self._capacity
+            return bool(self._free) or self._taken() < self._capacity
 
     @property
     def nbytes(self) -> int:
@@ -98,18 +100,23 @@ class BufferPool:
                 self._free = []
                 self._allocate = next((s.allocate for s in sources.values() if s.allocate), _touched)
             arena = self._free.pop() if self._free else None
-            if arena is None and len(self._used) >= self._capacity:
+            if arena is None and self._taken() >= self._capacity:
                 raise DeadlineExceeded(f"all {self._capacity} buffers of weights are in use")
-        arena = arena or _make(layout, self._allocate)
+            self._filling += 1
         try:
+            arena = arena or _make(layout, self._allocate)
             for name, source in sources.items():
                 source.copy_to(arena.state[name].bits)
             for source in sources.values():
                 source.wait()
         except BaseException:
-            self._keep(arena)
+            with self._lock:
+                self._filling -= 1
+            if arena is not None:
+                self._keep(arena)
             raise
         with self._lock:
+            self._filling -= 1
             self._used[id(arena.state)] = arena
         return arena.state
 
@@ -124,14 +131,23 @@ class BufferPool:
         """Touches memory for one more state ahead of need; False = there is enough."""
         with self._lock:
             layout, allocate = self._layout, self._allocate
-            if not layout or len(self._used) + len(self._free) >= self._capacity:
+            if not layout or self._taken() + len(self._free) + self._growing >= self._capacity:
                 return False
-        self._keep(_make(layout, allocate))
+            self._growing += 1
+        try:
+            self._keep(_make(layout, allocate))
+        finally:
+            with self._lock:
+                self._growing -= 1
         return True
+
+    def _taken(self) -> int:
+        """States that are not free, under the lock."""
+        return len(self._used) + self._filling
 
     def _keep(self, arena: _Arena) -> None:
         with self._lock:
-            if arena.layout == self._layout and len(self._used) + len(self._free) < self._capacity:
+            if arena.layout == self._layout and self._taken() + len(self._free) < self._capacity:
                 self._free.append(arena)
 
 

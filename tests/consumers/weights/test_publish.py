@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rollwire.consumers.weights.buffers import BufferPool
+from rollwire.consumers.weights.links import put_shards
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.sources import as_state, sources_of
 from rollwire.kernels.digest import StateDigest
@@ -120,6 +122,29 @@ def test_a_pool_says_that_it_is_full_and_takes_memory_back() -> None:
     assert not pool.grow()
 
 
+def test_a_pool_grows_beside_a_copy_and_not_beyond_its_capacity() -> None:
+    pool = BufferPool(2)
+    first = sources_of({"w": np.zeros(64, np.int8)})
+    pool.give_back(pool.fill(first))
+
+    class Slow:
+        """While it is copied the background makes memory ahead."""
+
+        dtype, shape, elements, start, allocate = "I8", (64,), 64, 0, None
+
+        def copy_to(self, bits_N: np.ndarray[Any, Any]) -> None:
+            while pool.grow():
+                pass
+
+        def wait(self) -> None:
+            pass
+
+    pool.fill({"w": Slow()})
+    assert pool.nbytes == 2 * 64
+    pool.fill(first)
+    assert not pool.has_room
+
+
 @pytest.mark.parametrize(
     ("named", "text"),
     [
@@ -195,6 +220,22 @@ def test_versions_that_are_taken_back_while_they_are_stored_give_their_memory_ba
         publisher.discard_from(1)
         store.gate.set()
     assert publisher.publish(1, weights(2)).result(WAIT).state_digest == digest(weights(2))
+
+
+def test_shards_are_put_side_by_side_and_named_in_order() -> None:
+    """The puts of four shards meet: none of them ends before all have begun."""
+    met = threading.Barrier(4, timeout=WAIT)
+
+    class Meeting(MemoryStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key.endswith(".rwdl"):
+                met.wait()
+            return super().create(key, data)
+
+    store = Meeting()
+    shards = [bytes([number]) * 10 for number in range(8)]
+    objects = put_shards(store, "m", shards, [1] * 8, puts=4)
+    assert [store.get(entry.key) for entry in objects] == shards
 
 
 def test_the_core_needs_no_torch() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,15 @@ Pause = Callable[[], AbstractContextManager[object]]
 class NumpyTarget:
     """Implements `Target`. `state`: arrays that somebody reads from already; None = they are made with the first version.
 
-    `pause` gives a context in which nobody reads: the swap writes inside it, and its length is the pause that is reported.
-    By default it is a lock, which readers hold by `with target.reading() as state:`.
+    The swap writes while nobody holds `with target.reading() as state:`, and inside the context that `pause` gives, in which
+    nobody reads in another way; how long it writes is the pause that is reported.
     """
 
     def __init__(self, state: State | None = None, *, pause: Pause | None = None) -> None:
         self._state: dict[str, Tensor] = dict(state or {})
         check_writable(self._state)
         self._lock = threading.RLock()
-        self._pause: Pause = pause or (lambda: self._lock)
+        self._pause: Pause = pause or nullcontext
         self._update: Update | None = None
         self._first: dict[str, Tensor] = {}
         self._applied = False
@@ -65,7 +65,7 @@ class NumpyTarget:
         update = self._update
         if update is None:
             raise TargetFailed("nothing is staged")
-        with self._pause():
+        with self._pause(), self._lock:
             started = time.perf_counter()
             self._applied = True
             if update.change is not None:
@@ -84,7 +84,7 @@ class NumpyTarget:
         if update is None or not self._applied:
             return
         self._applied = False
-        with self._pause():
+        with self._pause(), self._lock:
             if update.change is not None:
                 update.change.undo()
             else:

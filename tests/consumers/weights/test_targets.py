@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,16 +144,19 @@ def test_c27_other_tensors_are_refused_by_name_and_nothing_is_written(kind: str)
     assert whole(made, state_of(0)) == before
 
 
-def test_a_reader_never_sees_half_a_swap() -> None:
+@pytest.mark.parametrize("pause", [None, nullcontext])
+def test_a_reader_never_sees_half_a_swap(pause: Callable[[], nullcontext[None]] | None) -> None:
     """Whoever holds `reading` keeps the swap waiting, and reads one version."""
     old, new = state_of(0), state_of(1)
-    target = NumpyTarget({name: one._replace(bits=one.bits.copy()) for name, one in old.items()})
+    mine = {name: one._replace(bits=one.bits.copy()) for name, one in old.items()}
+    target = NumpyTarget(mine, pause=pause)
     target.stage(update_for(target, 1, new))
     with target.reading() as seen:
         swapping = threading.Thread(target=target.swap)
         swapping.start()
-        assert bits(seen) == bits(old)
+        swapping.join(0.2)
         assert swapping.is_alive()
+        assert bits(seen) == bits(old)
     swapping.join(30)
     with target.reading() as seen:
         assert bits(seen) == bits(new)

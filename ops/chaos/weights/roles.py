@@ -5,12 +5,15 @@ All learn where they stand from log and store alone, so that the next life of ea
 
 from __future__ import annotations
 
+import threading
+import time
 from functools import partial
 from typing import Final, Literal
 
 from rollwire.consumers.weights.census import read_books, take_census
 from rollwire.consumers.weights.collect import collect
 from rollwire.consumers.weights.follower import Follower, FollowerConfig
+from rollwire.consumers.weights.link_builder import link_builder
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
@@ -22,7 +25,7 @@ from rollwire.consumers.weights.targets.numpy_state import NumpyTarget
 from rollwire.kernels.tensors import State, Tensor
 from rollwire.ops.chaos.weights.effects import Effects
 from rollwire.ops.chaos.weights.seams import CrashLog, CrashStore
-from rollwire.ops.chaos.weights.states import PUBLISHER, SLICE, model_of, same_bits, state_of
+from rollwire.ops.chaos.weights.states import LAST, PUBLISHER, SLICE, model_of, same_bits, state_of
 from rollwire.ops.chaos.weights.targets import CrashFolder, CrashTarget, Failure
 from rollwire.schemas.errors import DeadlineExceeded, DigestMismatch, TargetFailed
 from rollwire.schemas.records import WeightLink, WeightVersion
@@ -34,6 +37,7 @@ from rollwire.streams.seams.store import ObjectStore
 
 WAIT_S: Final = 60.0
 Coder = Literal["gap", "context"]
+_WAY_S: Final = 3.0
 _LOOK_S: Final = 0.05
 QUICK: Final = SubscriberConfig(poll_s=0.02, backoff_s=0.05, backoff_max_s=0.5)
 
@@ -54,7 +58,8 @@ def links_of(log: Log, lineage: str) -> list[WeightLink]:
 def publish(
     log: Log, store: ObjectStore, lineage: str, upto: int, effects: Effects, coder: Coder = "gap"
 ) -> None:
-    """Publishes what is missing of versions 0 to `upto`: one is stored while the one before it is committed.
+    """Publishes what is missing of versions 0 to `upto`: one is stored while the one before it is committed. The ways
+    beside are waited for, so that they are made at the same place each time.
 
     Raises `Fenced`, `WeightError`, `StoreError`, `LogError`; another life goes on from there.
     """
@@ -63,7 +68,8 @@ def publish(
     writer = log.transactional_writer(f"{lineage}.trainer", WAIT_S)
     events = events_of(log, lineage)
     config = PUBLISHER.model_copy(update={"coder": coder})
-    publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=config)
+    links = link_builder(log, store, config, model=model_of(lineage), lineage=lineage)
+    publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=config, links=links)
     try:
         begin = 0
         if events:
@@ -82,10 +88,26 @@ def publish(
             writer.write([outgoing(event, source="rollwire/chaos", time_us=event.published_us)])
             writer.commit(f"{lineage}.trainer", {})
             publisher.committed(version)
+            if coder == "context" and event.kind == "delta":
+                _await_way(log, lineage, version, version - 1, effects)
+            elif coder == "gap" and version == LAST:
+                _await_way(log, lineage, 0, LAST, effects)
     finally:
         publisher.close(WAIT_S)  # ends its threads; after a death nothing of this reaches store or log
         if not effects.dead.is_set():
             writer.close()
+
+
+def _await_way(log: Log, lineage: str, base: int, version: int, effects: Effects) -> None:
+    """Waits for a link, for a while: one that is passed over is made later or never."""
+    deadline = time.monotonic() + _WAY_S
+    pause = threading.Event()
+    while not any((link.base_version, link.version) == (base, version) for link in links_of(log, lineage)):
+        effects.check()
+        if time.monotonic() > deadline:
+            return
+        pause.wait(_LOOK_S)
+    pause.wait(_LOOK_S)  # until its builder has let the states go: the next one would be passed over
 
 
 class Held:

@@ -74,6 +74,7 @@ class Follow:
         self._links: dict[
             str, dict[int, list[WeightLink]]
         ] = {}  # by the version that they give, in the log's order
+        self._seen: set[WeightLink | Evaluation] = set()
         self._channels: dict[str, Promoted] = {}
 
     @property
@@ -87,12 +88,14 @@ class Follow:
             case WeightVersion() if self._of_model(event.model):
                 return self._version(event)
             case WeightLink() if self._of_model(event.model):
+                if not self._first_time(event):
+                    return False
                 self._links.setdefault(event.lineage, {}).setdefault(event.version, []).append(event)
                 return True
             case Evaluation() if event.promotion is not None and self._of_model(event.model):
-                if self._fixed not in (None, event.lineage):
+                if self._fixed not in (None, event.lineage) and event.version != NO_VERSION:
                     return False
-                return self._promotion(event, event.promotion.channel)
+                return self._first_time(event) and self._promotion(event, event.promotion.channel)
             case _:
                 return False
 
@@ -138,6 +141,13 @@ class Follow:
         of_lineage = self._versions.get(self._lineage or "", {})
         same = [version for version, event in of_lineage.items() if event.state_digest == state_digest]
         return of_lineage[max(same)] if same else None
+
+    def _first_time(self, event: WeightLink | Evaluation) -> bool:
+        """After trouble with the log its topics are read anew."""
+        if event in self._seen:
+            return False
+        self._seen.add(event)
+        return True
 
     def _of_model(self, model: str) -> bool:
         return self._model is None or model == self._model

@@ -151,6 +151,33 @@ def test_what_is_near_is_planned_with_and_links_keep_their_order() -> None:
     assert followed.near(B, 1, 2) == ([], [])
     assert followed.links(A) == [links[0], links[2], links[3], links[1]]
     assert followed.wanted().version == 1_999
+    for event in (*versions, *links):  # the topics are read anew
+        assert not followed.add(event)
+    assert followed.links(A) == [links[0], links[2], links[3], links[1]]
+
+
+def test_a_promotion_that_is_read_anew_is_no_news_and_takes_nothing_back() -> None:
+    followed = follow(FollowConfig(mode="channel", channel="canary"))
+    said = [
+        promotion(2, "canary"),
+        promotion(1, "canary"),
+        promotion(3, "fleet/r0"),
+        promotion(-1, "fleet/r0"),
+    ]
+    for event in (version(1), version(2), version(3), *said):
+        assert followed.add(event)
+    for event in said:
+        assert not followed.add(event)
+        assert wanted(followed) == (A, 1, True, "canary")
+
+
+def test_a_replica_of_a_fixed_lineage_is_released_whatever_lineage_is_the_newest() -> None:
+    followed = follow(lineage=A)
+    for event in (version(0), version(1), version(0, B), promotion(0, "fleet/r0")):
+        followed.add(event)
+    assert wanted(followed) == (A, 0, True, "fleet/r0")
+    assert followed.add(promotion(-1, "fleet/r0", B))  # `rollwire fleet pin r0 --release` names the newest
+    assert wanted(followed) == (A, 1, True, "")
 
 
 def test_a_state_is_recognised_by_its_digest() -> None:

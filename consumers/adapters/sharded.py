@@ -127,6 +127,7 @@ class ShardedPublisher:
             shard_bytes=config.shard_bytes,
             anchor_shard_bytes=config.anchor_shard_bytes,
             threads=config.threads,
+            puts=config.puts,
             hf_config=hf_config,
         )
         self._snapshots = SnapshotPublisher(

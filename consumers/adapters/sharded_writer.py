@@ -77,6 +77,7 @@ class ShardedWriter:
         shard_bytes: int,
         anchor_shard_bytes: int,
         threads: int,
+        puts: int,
         hf_config: Mapping[str, object] | None,
     ) -> None:
         self._store = store
@@ -87,6 +88,7 @@ class ShardedWriter:
         self._shard_bytes = shard_bytes
         self._anchor_shard_bytes = anchor_shard_bytes
         self._threads = threads
+        self._puts = puts
         self._hf_config = hf_config
         self.plan: Plan | None = None  # set before the first version
 
@@ -127,7 +129,11 @@ class ShardedWriter:
 
         def put() -> list[LinkObject]:
             sealed = seal(shards, base.digest.hex, result.hex, coder=self._coder, first=first, of=count)
-            return list(put_shards(self._store, self._model, [s for s, _ in sealed], [h for _, h in sealed]))
+            return list(
+                put_shards(
+                    self._store, self._model, [s for s, _ in sealed], [h for _, h in sealed], puts=self._puts
+                )
+            )
 
         objects = tuple(o for some in self._all(put, list[LinkObject]) for o in some)
         snapshot = self._anchor(plan, version, step, state, result)[0] if anchor else None

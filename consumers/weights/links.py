@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal
 
 from rollwire.consumers.weights.keys import delta_key, sha256_hex
@@ -74,19 +75,24 @@ def skips_due(version: int, first: int) -> list[tuple[int, int]]:
 
 
 def put_shards(
-    store: ObjectStore, model: str, shards: Sequence[bytes], heads: Sequence[int]
+    store: ObjectStore, model: str, shards: Sequence[bytes], heads: Sequence[int], *, puts: int = 1
 ) -> tuple[LinkObject, ...]:
-    """Writes a delta's shards; what names them comes after. `heads`: bytes of each one's header and table.
+    """Writes a delta's shards, `puts` of them at once; what names them comes after. `heads`: bytes of each one's header
+    and table.
 
-    Raises what the store raises.
+    Raises what the store raises, when no put is on its way any more.
     """
-    objects: list[LinkObject] = []
-    for shard, head in zip(shards, heads, strict=True):
+
+    def put(shard: bytes, head: int) -> LinkObject:
         sha256 = sha256_hex(shard)
         entry = LinkObject(key=delta_key(model, sha256), size=len(shard), sha256=sha256, head_bytes=head)
         store.create(entry.key, shard)
-        objects.append(entry)
-    return tuple(objects)
+        return entry
+
+    if min(puts, len(shards)) <= 1:
+        return tuple(put(shard, head) for shard, head in zip(shards, heads, strict=True))
+    with ThreadPoolExecutor(min(puts, len(shards)), thread_name_prefix="put") as pool:
+        return tuple(pool.map(put, shards, heads))
 
 
 def write_link(

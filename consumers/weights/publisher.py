@@ -114,6 +114,7 @@ class SnapshotPublisher:
             threads=self._config.threads,
             hf_config=hf_config,
             coder=self._config.coder,
+            puts=self._config.puts,
         )
         self._model = model
         self._lineage = lineage

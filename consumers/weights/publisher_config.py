@@ -31,6 +31,7 @@ class PublisherConfig(BaseModel):
         description="Size of an anchor's objects, about, and of what is put again when a connection breaks; bytes.",
     )
     threads: int = Field(default=1, ge=1, description="Threads that compare and compress.")
+    puts: int = Field(default=4, ge=1, description="Shards of one delta that are put at once.")
     submit_timeout_s: float = Field(
         default=120.0, gt=0, description="How long `publish` and `submit` wait for earlier versions."
     )

@@ -59,6 +59,7 @@ class SnapshotWriter:
         threads: int,
         hf_config: Mapping[str, Any] | None,
         coder: Literal["gap", "context"] = "gap",
+        puts: int = 1,
     ) -> None:
         self._store = store
         self._model = model
@@ -68,6 +69,7 @@ class SnapshotWriter:
         self._threads = threads
         self._hf_config = hf_config
         self._coder: Literal["gap", "context"] = coder
+        self._puts = puts
 
     def write_first(self, version: int, step: int, state: State, published_us: int) -> Held:
         """A version that needs no other one: an anchor."""
@@ -132,7 +134,7 @@ class SnapshotWriter:
             shard_bytes=self._shard_bytes,
             threads=self._threads,
         )
-        objects = put_shards(self._store, self._model, delta.shards, delta.heads)
+        objects = put_shards(self._store, self._model, delta.shards, delta.heads, puts=self._puts)
         written = Written(objects, self._coder if objects else "", delta.result, delta.changed_elements)
         snapshot = self.write_anchor(version, step, state, delta.result)[0] if anchor else None
         event = self.write_version(

@@ -23,7 +23,7 @@ SLICE: Final = {"layers.0.*": Slice(1, 2)}
 """What a replica of a slice holds: of the largest tensor the last two chunks of three."""
 
 PUBLISHER: Final = PublisherConfig(
-    anchor_every=2, shard_bytes=1, anchor_shard_bytes=CHUNK_ELEMENTS, submit_timeout_s=60.0
+    anchor_every=2, shard_bytes=1, puts=1, anchor_shard_bytes=CHUNK_ELEMENTS, submit_timeout_s=60.0
 )
 
 

@@ -125,7 +125,7 @@ def test_c24_c26_a_failed_upload_leaves_no_event_and_the_next_version_fails_too(
 ) -> None:
     """C24 (b), C26, law 3: shard 2 of 3 does not land; version 1's manifest is never written, version 2 rests on nothing."""
     states = [make_state(), *(_large(seed) for seed in (1, 2, 3))]
-    publisher = publisher_on(shard_bytes=1, store_patience_s=0)
+    publisher = publisher_on(shard_bytes=1, store_patience_s=0, puts=1)
     publisher.submit(0, 0, states[1]).result(WAIT)
     publisher.committed(0)
     written = len(store.creates)

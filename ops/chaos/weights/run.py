@@ -97,7 +97,7 @@ def _stack(dir: Path | None, root: Path) -> Iterator[StackInfo]:
 
 
 def _cells(options: MatrixOptions, stack: StackInfo, logs: Path) -> Iterator[Result]:
-    if stack.s3_endpoint is None:
+    if stack.s3_endpoint is None or not stack.s3_endpoint.startswith("http://"):
         raise ConfigError(
             "the matrix puts a proxy before the S3 server, so it needs one with an http address"
         )

@@ -24,3 +24,12 @@ POINTS: Final[tuple[Point, ...]] = (
     *(Point(role, call, side) for role, calls in CALLS.items() for call in calls for side in _SIDES),
     *(Point(role, call, "before") for role in CALLS if role != "producer" for call in INNER),
 )
+
+# What one of them is drawn from as a seed's own place to die. A revert comes by the end of its way seldom.
+TARGETS: Final[tuple[Point, ...]] = (
+    *POINTS,
+    *(
+        3
+        * tuple(point for point in POINTS if point.role == "revert" and point.call in (*INNER, *_TRANSACTION))
+    ),
+)

@@ -154,12 +154,19 @@ def plan_retention(census: Census, config: RetentionConfig, now_us: int) -> Rete
         for info in sorted(census.objects)
     )
     lost = {verdict.info.key for verdict in verdicts if verdict.fate == "expired"}
+    ways = [(thing, thing.way) for thing in named if thing.way is not None]
+    # What is said of two versions is said of every way between them.
+    stay = {_ends(way) for thing, way in ways if thing.live}
     gone = {
-        (thing.way.event.lineage, thing.way.event.version, thing.way.base_version): thing.way
-        for thing in named
-        if thing.way is not None and not thing.live and thing.keys & lost
+        _ends(way): way
+        for thing, way in ways
+        if not thing.live and thing.keys & lost and _ends(way) not in stay
     }
     return Retention(tuple(kept), verdicts, tuple(gone.values()), tuple(broken))
+
+
+def _ends(way: Gone) -> tuple[str, int, int | None]:
+    return way.event.lineage, way.event.version, way.base_version
 
 
 def reasons_to_keep(
@@ -259,11 +266,14 @@ def _names(
             )
     reasons = {one.event.version: one.reasons[0] for one in kept}
     named: list[_Named] = []
-    seen: set[StepKey] = set()
+    seen: set[tuple[StepKey, frozenset[str]]] = (
+        set()
+    )  # two links between two versions may be of other objects
     for step in Ways(known, links):
-        if step.kind == "same" or step.key in seen:  # backwards reads what forwards reads
+        keys = _keys_of(census, step)
+        if step.kind == "same" or (step.key, keys) in seen:  # backwards reads what forwards reads
             continue
-        seen.add(step.key)
+        seen.add((step.key, keys))
         source = step.source
         why = needed.get(step.key, "")
         if not why and source.version in window and (step.full or source.base_version in window):
@@ -271,7 +281,6 @@ def _names(
         if keep_all:
             why = why or "a kept version of its lineage cannot be read"
         base = None if step.full else source.base_version
-        keys = _keys_of(census, step)
         title = f"anchor {source.version}" if step.full else f"{step.kind} {base}>{source.version}"
         named.append(
             _Named(f"{title} of lineage {source.lineage}", keys, why, Gone(known[source.version], base))

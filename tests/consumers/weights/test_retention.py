@@ -22,7 +22,15 @@ from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import WeightError
-from rollwire.schemas.records import Claim, Evaluation, Event, FleetStatus, Promotion, WeightVersion
+from rollwire.schemas.records import (
+    Claim,
+    Evaluation,
+    Event,
+    FleetStatus,
+    Promotion,
+    WeightLink,
+    WeightVersion,
+)
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log_memory import MemoryLog
@@ -259,6 +267,35 @@ def test_young_objects_are_spared_and_orphans_wait_for_their_grace(world: World)
     assert proofs[orphan].fate == "orphan"
     assert "nothing in the log names it, and it is 25.0 h old" in proofs[orphan].proof
     assert orphan not in world.stored()
+
+
+def test_of_two_links_between_the_same_versions_the_one_that_is_needed_stays(world: World) -> None:
+    """Made by two builders of other shard sizes."""
+    world.publish(50, anchor_every=1_000)
+    base, target = world.held[0], world.held[40]
+    links: list[WeightLink] = []
+    for shard_bytes in (1, 1 << 20):
+        delta = encode_delta(base.state, target.state, shard_bytes=shard_bytes)
+        links.append(
+            write_link(
+                world.store,
+                base.event,
+                target.event,
+                delta.shards,
+                delta.heads,
+                coder="gap",
+                published_us=world.clock.now_us(),
+            )
+        )
+        world.write(links[-1])
+    later(world)
+    plan = world.gc()
+    way = next(one.path for one in plan.kept if one.event.version == 40)
+    assert way is not None
+    assert way[-1].source == links[1]  # the smaller one
+    world.read(40)
+    assert not any((one.event.version, one.base_version) == (40, 0) for one in plan.gone)
+    assert not world.plan()[1].broken
 
 
 def test_what_is_put_again_or_named_after_the_plan_is_spared(world: World) -> None:

@@ -38,6 +38,12 @@ class FollowerConfig(BaseModel):
         default=SAMPLES, ge=0, description="Chunks that are read back after a swap and compared; 0 = none."
     )
     threads: int = Field(default=2, ge=1, description="Threads that decode a delta.")
+    remind_s: float = Field(
+        default=86_400.0,
+        gt=0,
+        description="Seconds after which what is served is reported once more: the topic forgets after a week, and the "
+        "collector keeps what is served.",
+    )
     heal_s: float = Field(
         default=2.0, gt=0, description="Seconds between two looks whether an engine was started anew."
     )
@@ -97,6 +103,7 @@ class Follower:
         self._missing: tuple[str | None, int] | None = None  # was wanted and is not published; said once
         self._started = False
         self._heal_at = 0.0
+        self._remind_at = 0.0
         self._whole = True  # the target answered when it was looked at last
         # Shared, under the condition.
         self._change = threading.Condition()
@@ -165,6 +172,7 @@ class Follower:
                 self._reports.flush()
                 if tail.caught_up:
                     self._advance()
+                    self._remind()
                     self._reports.flush()
 
     def _advance(self) -> None:
@@ -185,6 +193,11 @@ class Follower:
             self._failed(wanted, made.reason, refused=made.refused)
         else:
             self._put(wanted, wanted.event, made)
+
+    def _remind(self) -> None:
+        if self.served is not None and self._clock.monotonic_s() >= self._remind_at:
+            wanted = self._follow.wanted()
+            self._report("swapped", wanted.event or self.served, channel=wanted.channel)
 
     def _heal(self, wanted: Wanted) -> None:
         """What serves may have been started anew, and serve what it was started with."""
@@ -342,6 +355,7 @@ class Follower:
         fetched: int = 0,
         channel: str = "",
     ) -> None:
+        self._remind_at = self._clock.monotonic_s() + self._settings.remind_s
         self._reports.add(
             state,
             self.served,

@@ -244,6 +244,22 @@ def test_a_target_that_does_not_answer_yet_is_asked_again(plane: Plane, make_sta
     assert reasons == ["TargetFailed: nobody answers"] * 2
 
 
+def test_what_is_served_is_said_again_before_the_topic_forgets_it(
+    plane: Plane, make_state: MakeState
+) -> None:
+    plane.publish(make_state())
+    config = FollowerConfig(subscriber=QUICK.subscriber, remind_s=0.02)
+    follower = Follower(plane.log, plane.store, NumpyTarget(), fleet="fleet", replica="r0", config=config)
+    follower.wait_served(0, WAIT)
+    deadline = time.monotonic() + WAIT
+    while len(plane.statuses()) < 5 and time.monotonic() < deadline:
+        pass
+    follower.close()
+    said = [(s.state, s.version, s.state_digest) for s in plane.statuses()]
+    assert said[2:-1] == [("swapped", 0, plane.events[0].state_digest)] * (len(said) - 3)
+    assert len(said) >= 6
+
+
 def test_each_version_is_served_bit_for_bit_in_the_same_arrays(
     plane: Plane, make_state: MakeState, move: Move
 ) -> None:

@@ -37,6 +37,8 @@ from rollwire.streams.seams.store import ObjectStore
 
 WAIT_S: Final = 60.0
 Coder = Literal["gap", "context"]
+_PUTS: Final[dict[Coder, int]] = {"gap": 1, "context": 3}
+"""Shards that are put at once: a death with others on their way, and one without."""
 _WAY_S: Final = 3.0
 _LOOK_S: Final = 0.05
 QUICK: Final = SubscriberConfig(poll_s=0.02, backoff_s=0.05, backoff_max_s=0.5)
@@ -67,7 +69,7 @@ def publish(
     # The id first: when this returns, what the life before it left open is decided.
     writer = log.transactional_writer(f"{lineage}.trainer", WAIT_S)
     events = events_of(log, lineage)
-    config = PUBLISHER.model_copy(update={"coder": coder})
+    config = PUBLISHER.model_copy(update={"coder": coder, "puts": _PUTS[coder]})
     links = link_builder(log, store, config, model=model_of(lineage), lineage=lineage)
     publisher = SnapshotPublisher(store, model=model_of(lineage), lineage=lineage, config=config, links=links)
     try:

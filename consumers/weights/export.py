@@ -13,7 +13,7 @@ import msgspec
 from rollwire.consumers.weights.anchor import CONFIG_FILE, write_anchor
 from rollwire.consumers.weights.paths import anchor_claim, known_versions, plan_path
 from rollwire.consumers.weights.reader import anchor_manifest, load_path, read_object
-from rollwire.schemas.errors import ConfigError, WeightError
+from rollwire.schemas.errors import ConfigError, ObjectMissing, WeightError
 from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.seams.store import ObjectStore
 
@@ -61,12 +61,11 @@ def hf_config(store: ObjectStore, events: Sequence[WeightVersion], version: int)
             continue
         try:
             manifest = anchor_manifest(store, known[at])
-        except WeightError:
+        except (WeightError, ObjectMissing):  # the collector took it
             continue
         for entry in manifest.objects:
             if entry.file == CONFIG_FILE:
                 return msgspec.json.decode(
                     read_object(store, entry.key, entry.size, entry.sha256), type=dict[str, Any]
                 )
-        return None
     return None

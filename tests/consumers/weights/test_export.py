@@ -12,7 +12,9 @@ from safetensors import safe_open
 
 from rollwire.consumers.weights.anchor import AnchorFile, read_anchor
 from rollwire.consumers.weights.export import export_version
+from rollwire.consumers.weights.links import gone_link
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
+from rollwire.consumers.weights.snapshot import SnapshotWriter
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ConfigError, ObjectMissing, WeightError
 from rollwire.schemas.records import WeightVersion
@@ -72,6 +74,29 @@ def test_a_version_without_a_snapshot_of_its_own(
                 states[2]["layers.1.weight"].bits,
             )
     assert [path.name for path in folder.parent.iterdir()] == ["v2"]
+
+
+def test_the_config_is_that_of_the_nearest_snapshot_that_still_has_one(
+    store: MemoryStore, states: list[State], events: list[WeightVersion], tmp_path: Path
+) -> None:
+    """Not of one that the collector took, nor of a snapshot that was written without."""
+    gone = gone_link(events[3], None, events[3].published_us)
+    assert events[3].anchor is not None
+    store.delete(events[3].anchor.key)
+    bare = SnapshotWriter(
+        store,
+        model="m",
+        lineage="L",
+        shard_bytes=1 << 20,
+        anchor_shard_bytes=1 << 20,
+        threads=1,
+        hf_config=None,
+    )
+    events.append(bare.write_first(4, 4, states[1], events[3].published_us).event)
+    for version in (3, 4):
+        folder = tmp_path / str(version)
+        assert "config.json" in export_version(store, events, (gone,), version, folder)
+        assert json.loads((folder / "config.json").read_text()) == {"model_type": "tiny"}
 
 
 def test_nothing_is_overwritten_and_nothing_half_done_stays(

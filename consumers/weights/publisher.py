@@ -316,9 +316,11 @@ class SnapshotPublisher:
                 self._retire(item.state)
             self._items = []
             self._change.notify_all()
+        began_s = self._clock.monotonic_s()
+        ended = self._worker.stop(timeout_s)
         if self._links is not None:
-            self._links.close(timeout_s)
-        if not self._worker.stop(timeout_s):
+            self._links.close(max(0.1, timeout_s - (self._clock.monotonic_s() - began_s)))
+        if not ended:
             raise DeadlineExceeded(f"an upload has not ended within {timeout_s:g} s of closing")
 
     def _last_version(self) -> int | None:

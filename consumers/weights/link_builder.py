@@ -145,6 +145,12 @@ class LinkBuilder:
             self._let_go(late)
         return keeps
 
+    @property
+    def nbytes(self) -> int:
+        """Of deltas that are held in memory. Asked between turns."""
+        edges = sum(len(one) for edge in self._edges.values() for one in edge if isinstance(one, bytes))
+        return edges + sum(len(one) for one in self._kept.values())
+
     def close(self, timeout_s: float) -> None:
         with self._change:
             self._closed = True
@@ -326,9 +332,19 @@ class LinkBuilder:
         """Nothing is composed of what ended longer ago than the longest span."""
         oldest = newest - max(SPANS)
         first = min(self._versions, default=newest)
-        self._edges = {pair: edge for pair, edge in self._edges.items() if pair[0] >= oldest}
+        # What lies in memory alone is for the shortest spans, and those that end by now are made or passed over.
+        made = newest // min(SPANS) * min(SPANS)
+        self._edges = {
+            pair: edge
+            for pair, edge in self._edges.items()
+            if pair[0] >= oldest and (pair[1] > made or not _in_memory(edge))
+        }
         self._versions = {
             version: event
             for version, event in self._versions.items()
             if version >= oldest or version == first
         }
+
+
+def _in_memory(edge: Sequence[LinkObject] | Sequence[bytes]) -> bool:
+    return any(isinstance(one, bytes) for one in edge)

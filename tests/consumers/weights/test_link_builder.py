@@ -163,6 +163,21 @@ def test_versions_go_first_and_memory_stays_bounded(make: Make) -> None:
     assert [link.version for link in trainer.built() if link.kind == "inverse"][-1] == 29
 
 
+def test_deltas_in_memory_are_those_of_the_shortest_span_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollwire.consumers.weights.link_builder._KEPT_BYTES", 0)
+    trainer = make("context")
+    assert trainer.links is not None
+    held: list[int] = []
+    for state, _ in zip(moving(), range(18), strict=False):
+        trainer.commit(state)
+        held.append(trainer.links.nbytes)
+    assert held[4] == held[8] == held[16] == 0
+    assert max(held) < 5 * held[1]
+    assert (0, 16) in {(link.base_version, link.version) for link in trainer.built()}
+
+
 def test_a_version_on_its_way_makes_links_wait(make: Make) -> None:
     trainer = make("gap")
     states = moving()

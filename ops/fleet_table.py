@@ -38,7 +38,8 @@ class FleetTable:
             case FleetStatus():
                 key = (event.fleet, event.replica)
                 self._last[key] = event
-                if event.state == "swapped":
+                # What is served is said again now and then, and after a restart: that took no time.
+                if event.state == "swapped" and (event.stage_ms or key not in self._swapped):
                     self._swapped[key] = event
             case WeightVersion():
                 self._newest[event.lineage] = max(event.version, self._newest.get(event.lineage, -1))

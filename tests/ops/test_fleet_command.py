@@ -42,6 +42,7 @@ def test_the_table_shows_each_replicas_last_word_and_its_last_swap() -> None:
         pause_ms=0.0,
         fetched_bytes=0,
     )
+    again = msgspec.structs.replace(SWAPPED, pause_ms=0.0, stage_ms=0.0, fetched_bytes=0)  # a day later
     other = msgspec.structs.replace(SWAPPED, replica="fleet-0", version=-1, state_digest="", state="stopped")
     events = [
         version(7, digest),
@@ -49,6 +50,7 @@ def test_the_table_shows_each_replicas_last_word_and_its_last_swap() -> None:
         version(7, "c", "b"),
         version(30, "d", "b"),
         SWAPPED,
+        again,
         other,
         refused,
     ]

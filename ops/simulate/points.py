@@ -25,11 +25,8 @@ POINTS: Final[tuple[Point, ...]] = (
     *(Point(role, call, "before") for role in CALLS if role != "producer" for call in INNER),
 )
 
-# What one of them is drawn from as a seed's own place to die. A revert comes by the end of its way seldom.
-TARGETS: Final[tuple[Point, ...]] = (
-    *POINTS,
-    *(
-        3
-        * tuple(point for point in POINTS if point.role == "revert" and point.call in (*INNER, *_TRANSACTION))
-    ),
-)
+# What a seed's own place to die is drawn from. A revert comes by the end of its way seldom, and waits for markers there
+# more seldom still.
+_RARE: Final = tuple(point for point in POINTS if point.role == "revert" and point.call in _TRANSACTION)
+_RAREST: Final = tuple(point for point in POINTS if point.role == "revert" and point.call in INNER)
+TARGETS: Final[tuple[Point, ...]] = (*POINTS, *(3 * _RARE), *(10 * _RAREST))

@@ -37,8 +37,8 @@ from rollwire.consumers.weights.links import read_links
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
-from rollwire.consumers.weights.sources import NamedTensors, as_state
-from rollwire.kernels.tensors import State
+from rollwire.consumers.weights.sources import NamedTensors, as_state, copy_state
+from rollwire.kernels.tensors import State, Tensor
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded, OffsetLost, PlanViolation
 from rollwire.schemas.records import TrainStep, WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -123,8 +123,9 @@ class VersionPublisher:
         """The last version known to be committed."""
         return self._last
 
-    def start(self, initial: State | None) -> Started:
+    def start(self, initial: NamedTensors | None) -> Started:
         """Publishes `initial` as version 0 of a new lineage, and waits for it; else reads the last version's weights.
+        A `State` belongs to the publisher from then on, other tensors are copied.
 
         The weights are all that is held of a trainer's state here: moments and schedule are its own to keep. Raises
         `ConfigError` for a new lineage without `initial`, `OffsetLost` where the consumer group does not stand at the
@@ -138,9 +139,12 @@ class VersionPublisher:
                     f"lineage {self._lineage} has no version yet and no initial weights were given"
                 )
             self._offsets = {**self._log.beginning_offsets(self._partitions), **committed}
-            self._hand_over(0, 0, initial, None, {}, self._offsets)
+            pairs = dict(initial)
+            whole = all(isinstance(value, Tensor) for value in pairs.values())
+            state = pairs if whole else copy_state(pairs)
+            self._hand_over(0, 0, state, None, {}, self._offsets)
             self.flush()
-            return Started(0, 0, initial, self._by_rank(), None)
+            return Started(0, 0, state, self._by_rank(), None)
         last = history.versions[-1]
         steps = history.steps
         if steps:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollwire.ops.cli import COMMANDS
@@ -17,6 +18,7 @@ from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.store_memory import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,5 +94,12 @@ def test_the_reward_example_writes_a_reward_that_reads_back() -> None:
     assert (event.group_id, event.reward, event.verifier) == (group, 1.0, "my-checker")
 
 
-def test_the_subscriber_example_can_be_loaded() -> None:
-    assert callable(_function(ROOT / "README.md", "serve"))
+def test_what_the_trainers_example_publishes_the_followers_example_serves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = MemoryLog({name: spec.partitions for name, spec in TOPICS.items()})
+    store = MemoryStore()
+    steps = [{"bias": np.zeros(3, np.float32), "table": np.full((40, 5), n, np.float32)} for n in range(4)]
+    _function(ROOT / "README.md", "train")(log, store, "run", steps)
+    _function(ROOT / "README.md", "serve")(log, store, 3)
+    assert capsys.readouterr().out == "['bias', 'table']\n"

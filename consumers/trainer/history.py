@@ -134,6 +134,11 @@ def order_history(versions: Iterable[WeightVersion], steps: Iterable[TrainStep])
     numbers = [event.version for event in ordered_versions]
     if numbers != list(range(len(numbers))):
         raise PlanViolation(f"the lineage's versions have a hole: {_holes(numbers)}")
+    if numbers[1:] and not ordered_steps:
+        raise PlanViolation(
+            f"{len(numbers)} versions and no train-steps: the lineage is published without plans, so no trainer starts from "
+            "it or goes back over it; to go back, publish an older version's weights as its next one"
+        )
     if [event.step for event in ordered_steps] != numbers[1:]:
         raise PlanViolation(
             f"{len(numbers)} versions, but train-steps {[e.step for e in ordered_steps][-5:]} (last 5)"

@@ -21,7 +21,7 @@ class PublisherConfig(BaseModel):
     )
     coder: Literal["gap", "context"] = Field(
         default="gap",
-        description="Of the deltas: gap is quick and runs backwards as it is; context is a third smaller and slower, for "
+        description="Of the deltas: gap is quick and runs backwards as it is; context is a quarter smaller and slower, for "
         "fleets behind thin lines, and needs a link of its own for the way back.",
     )
     shard_bytes: int = Field(default=64 << 20, ge=1, description="Size of a delta's objects, about; bytes.")

@@ -87,6 +87,17 @@ def _is_torch(value: Any) -> bool:
     return any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)
 
 
+def copy_state(named_tensors: NamedTensors) -> State:
+    """A State of copies, in memory of its own. Raises `StateMismatch`."""
+    state: dict[str, Tensor] = {}
+    for name, source in sources_of(named_tensors).items():
+        bits_N = np.empty(source.elements, lane_dtype(source.dtype))
+        source.copy_to(bits_N)
+        source.wait()
+        state[name] = Tensor(source.dtype, source.shape, bits_N, source.start)
+    return state
+
+
 def as_state(named_tensors: NamedTensors) -> State:
     """The same mapping, if it holds tensors of ours alone: only those can be given away. Raises `StateMismatch`."""
     pairs = dict(_pairs(named_tensors))

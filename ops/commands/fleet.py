@@ -95,7 +95,8 @@ def follow(
     slice
         Part of the tensors to hold, as pattern=rank/ranks over dimension 0; numpy only. Repeatable, the first that fits counts.
     probe
-        A command to run after each swap, with ROLLWIRE_VERSION and ROLLWIRE_FOLDER; another exit code than 0 undoes the swap.
+        A program with its arguments, run after each swap without a shell, with ROLLWIRE_VERSION and ROLLWIRE_FOLDER; another
+        exit code than 0 undoes the swap.
     probe_s
         Seconds that it may take.
     until
@@ -164,7 +165,8 @@ def status(
     rows = table.rows(SystemClock().now_us())
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode([row._asdict() for row in rows]), indent=2))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(draw(rows))
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    out.print(draw(rows) if rows else "no replica has reported yet")
 
 
 @app.command
@@ -197,7 +199,7 @@ def pin(
         Who says so; by default the user's name.
     """
     if (version is None) != release:
-        raise ConfigError("say a version, or --release")
+        raise ConfigError("say either a version or --release")
     at = broker(dir, bootstrap, prefix, schema_registry)
     wanted = NO_VERSION if version is None else version
     _promote(at, own_channel(fleet, replica), wanted, lineage=lineage, by=by, reason=reason)
@@ -280,13 +282,17 @@ def _watch(follower: Follower, stop: threading.Event, until: int | None, until_s
     while not stop.wait(0.1):
         served = follower.served
         if served is not None and served != said:
-            out.print(f"serves version {served.version} of {served.lineage}, digest {served.state_digest}")
+            line = f"serves version {served.version} of {served.lineage}, digest {served.state_digest}"
+            out.print(line, soft_wrap=True)
             said = served
         if until is not None and served is not None and served.version == until:
             return 0
         if until is not None and time.monotonic() > deadline:
+            what = (
+                "nothing is served" if served is None else f"version {served.version} is what it follows to"
+            )
             raise WeightError(
-                f"version {until} was not served within {until_s:g} s: {follower.problem or 'no news'}"
+                f"version {until} was not served within {until_s:g} s: {follower.problem or what}"
             )
     return 0 if until is None else 1
 
@@ -301,10 +307,13 @@ def _promote(
             known.add(one)
         newest = known.wanted().event
         event = newest if version == NO_VERSION else known.event(known.lineage or "", version)
-        if newest is None or event is None:
-            span = "none" if newest is None else f"0 to {newest.version}"
+        if newest is None:
             raise WeightError(
-                f"version {version} is not published in lineage {known.lineage}: {span} are known"
+                f"no version is published{f' of lineage {lineage}' if lineage else ' under this prefix'}"
+            )
+        if event is None:
+            raise WeightError(
+                f"version {version} is not published in lineage {known.lineage}: 0 to {newest.version} are known"
             )
         now = SystemClock().now_us()
         promotion = Evaluation(

@@ -79,11 +79,11 @@ def ls(
             "" if event.base_version is None else str(event.base_version),
             event.coder,
             str(ways[event.version]),
-            str(event.stored_bytes),
+            f"{event.stored_bytes:,}",
             _percent(event.stored_bytes, event.full_bytes),
             _percent(event.changed_elements, event.total_elements),
             event.state_digest[:16],
-            datetime.fromtimestamp(event.published_us / 1e6, UTC).isoformat(timespec="seconds"),
+            datetime.fromtimestamp(event.published_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
         )
     console().print(table)
 
@@ -117,13 +117,18 @@ def show(
         events, known_links = of_lineage(log, lineage)
     event = chosen(events, version)
     if links:
-        for link in known_links:
-            if event.version in (link.version, link.base_version):
-                sys.stdout.write(msgspec.json.encode(link).decode() + "\n")
+        touching = [one for one in known_links if event.version in (one.version, one.base_version)]
+        for link in touching:
+            sys.stdout.write(msgspec.json.encode(link).decode() + "\n")
+        if not touching:
+            sys.stderr.write(f"no link begins or ends at version {event.version} of {event.lineage}\n")
         return
     claim = event.anchor if anchor else event.manifest
     if claim is None:
-        raise WeightError(f"version {event.version} has no full snapshot")
+        raise WeightError(
+            f"version {event.version} has no full snapshot: `rollwire weights ls` names those that have, "
+            "`rollwire weights export` writes one of any version"
+        )
     data = bucket_store(dir, bucket).get(claim.key, sha256=claim.sha256)
     sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
 

@@ -97,8 +97,8 @@ def test_options_that_do_not_go_together_are_named(
         (["follow", "--channel", "c", "--version", "1"], "contradict"),
         (["follow", "--slice", "*=0/2", "--folder", "x"], "--slice goes with --target numpy"),
         (["follow", "--target", "numpy", "--slice", "*"], "pattern=rank/ranks"),
-        (["pin", "r0"], "say a version, or --release"),
-        (["pin", "r0", "3", "--release"], "say a version, or --release"),
+        (["pin", "r0"], "say either a version or --release"),
+        (["pin", "r0", "3", "--release"], "say either a version or --release"),
         (["promote", "--channel", "fleet/r0", "--version", "1"], "a replica's own"),
     ],
 )

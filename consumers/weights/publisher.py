@@ -226,6 +226,10 @@ class SnapshotPublisher:
                 item.future.set_exception(_consequence(version, *cause))
                 self._retire(state)
                 return item.future
+            last = self._last_version()
+            if last is not None and version != last + 1:  # somebody else submitted, or took back, meanwhile
+                self._retire(state)
+                raise WeightError(f"version {version} submitted after {last}: versions go up by one")
             self._items.append(item)
             self._change.notify_all()
             return item.future

@@ -81,6 +81,28 @@ def test_what_is_published_is_a_copy(publisher: SnapshotPublisher, store: AwaySt
     assert (event.state_digest, event.step, event.base_version) == (digest(held), 5, 0)
 
 
+def test_two_threads_do_not_publish_the_same_version(
+    publisher: SnapshotPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": Tensor("I8", (8,), np.zeros(8, np.uint8))}
+    publisher.submit(0, 0, state)
+
+    class Meanwhile:
+        """While it is copied somebody else publishes."""
+
+        dtype, shape, elements, start, allocate = "I8", (8,), 8, 0, None
+
+        def copy_to(self, bits_N: np.ndarray[Any, Any]) -> None:
+            publisher.submit(1, 1, state)
+
+        def wait(self) -> None:
+            pass
+
+    monkeypatch.setattr("rollwire.consumers.weights.publisher.sources_of", lambda _: {"w": Meanwhile()})
+    with pytest.raises(WeightError, match="version 1 submitted after 1"):
+        publisher.publish(1, {})
+
+
 def test_memory_is_bounded_and_used_again(publisher: SnapshotPublisher) -> None:
     for version in range(12):
         assert publisher.publish(version, weights(version)).result(WAIT).state_digest == digest(

@@ -128,9 +128,10 @@ class VersionPublisher:
         A `State` belongs to the publisher from then on, other tensors are copied.
 
         The weights are all that is held of a trainer's state here: moments and schedule are its own to keep. Raises
-        `ConfigError` for a new lineage without `initial`, `OffsetLost` where the consumer group does not stand at the
+        `StoreUnfit`, `ConfigError` for a new lineage without `initial`, `OffsetLost` where the consumer group does not stand at the
         end of the last step, `PlanViolation` for a history with holes, and what reading weights raises.
         """
+        self._store.probe()  # before a byte is written to a store that cannot hold weights
         history = self._history()
         committed = self._log.committed(self._group, self._partitions)
         if not history.versions:

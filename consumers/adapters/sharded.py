@@ -218,6 +218,7 @@ class ShardedPublisher:
     # -- words of rank 0 ----------------------------------------------------------------------------------------------
 
     def _way(self) -> _Word:
+        self._store.probe()
         events = [] if self._versions is None else self._versions.way()
         return _Word("", -1, events)
 

@@ -253,7 +253,7 @@ def test_the_checkpoint_before_a_revert_stays_though_newer_ones_were_given_up(wo
     assert found[4] == ["the newest checkpoint is of version 4"]
 
 
-def test_young_objects_are_spared_and_orphans_wait_for_their_grace(world: World) -> None:
+def test_c26_young_objects_are_spared_and_orphans_wait_for_their_grace(world: World) -> None:
     world.publish(30)
     orphan = "weights/m/deltas/" + "0" * 64 + ".rwdl"
     world.store.create(orphan, b"of a trainer that died")

@@ -25,11 +25,13 @@ from rollwire.schemas.errors import (
     OffsetLost,
     ReplayDiverged,
     RollwireError,
+    WeightError,
 )
 from rollwire.schemas.records import Claim, Event, Notice, TrainStep, WeightVersion
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.store_memory import REFRESH_US
 from rollwire.streams.seams.work import Task, Threads, Work
 
 _log = structlog.get_logger()
@@ -245,6 +247,12 @@ class Committer:
                 self._writer = self._log.transactional_writer(self._transactional_id, _ATTEMPT_S)
             if self._books.in_doubt and self._settle(step, ready):
                 return
+            age_us = self._clock.now_us() - ready.version.published_us
+            if age_us > REFRESH_US:  # a machine that slept, say
+                raise WeightError(
+                    f"the objects of version {ready.version.version} were put {age_us / 3.6e9:.0f} h ago, and the collector "
+                    "may have taken them: nothing is committed, the next start makes them again"
+                )
             self._writer.begin()
             self._writer.write(ready.records)
             left_s = max(1.0, ready.deadline_s - self._clock.monotonic_s())

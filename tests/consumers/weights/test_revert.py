@@ -276,6 +276,28 @@ def vector_keys(bench: Bench, version: int) -> list[str]:
     return [vector.key for vector in checkpoint.vectors.values()]
 
 
+def test_a_trainer_that_slept_commits_nothing_that_the_collector_may_have_taken() -> None:
+    """Between the last put and the transaction, for longer than anybody trusts an object that nothing names."""
+    bench = trained(2, planned=3)
+    session, work = bench.trainer(until=3)
+    while not any(
+        info.modified_us > bench.clock.now_us() - 1 for info in bench.store.list("weights/policy/manifests/")
+    ):
+        bench.clock.advance(1.0)
+        session.turn()
+        work.turn("snapshot-publisher")
+    bench.clock.advance(30 * 3600)
+    books = read_books(bench.log, topics=("weight-versions", "weight-links"))
+    plan = plan_retention(take_census(bench.store, books), RetentionConfig(), bench.clock.now_us())
+    assert plan.deletions
+    collect(bench.log, bench.store, books, plan, RetentionConfig(), bench.clock)
+    with pytest.raises(WeightError, match="were put 30 h ago"):
+        turns(session, work)
+    session.close()
+    bench.train(3)
+    bench.check()
+
+
 @pytest.mark.parametrize("to", [2, 3])
 def test_a_version_whose_checkpoint_was_deleted_is_refused_and_nobody_is_fenced(to: int) -> None:
     bench = trained(5, planned=6)

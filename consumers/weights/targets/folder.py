@@ -157,7 +157,7 @@ class FolderTarget:
         if swapped:
             self._link(before)
         if staged is not None and staged != before:
-            self._clean({before, self._linked()})
+            self._clean({*self._versions.iterdir()} - {staged})
 
     def close(self) -> None:
         os.close(self._lock)

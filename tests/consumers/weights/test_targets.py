@@ -240,6 +240,28 @@ def test_a_folder_names_its_version_and_goes_on_after_a_restart(tmp_path: Path) 
     again.close()
 
 
+def test_the_version_before_stays_for_its_readers_until_the_next_one_is_kept(tmp_path: Path) -> None:
+    target = FolderTarget(tmp_path)
+    for number in range(2):
+        target.stage(Update(event_of(number, state_of(number)), state_of(number)))
+        if number == 1:
+            read = (tmp_path / CURRENT).resolve()
+        target.swap()
+        target.keep()
+    for swapped in (False, True):
+        target.stage(Update(event_of(2, state_of(2)), state_of(2)))
+        if swapped:
+            target.swap()
+        target.undo()
+        assert read.is_dir()
+        assert sorted(path.name[:8] for path in (tmp_path / "versions").iterdir()) == ["00000000", "00000001"]
+    target.stage(Update(event_of(2, state_of(2)), state_of(2)))
+    target.swap()
+    target.keep()
+    assert not read.exists()
+    target.close()
+
+
 def test_a_folder_of_another_life_is_not_believed(tmp_path: Path) -> None:
     """Its bits may have rotted: it is written anew beside, and served until that is done."""
     root = tmp_path / "root"

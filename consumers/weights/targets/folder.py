@@ -18,6 +18,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Final
 
@@ -194,7 +195,7 @@ class FolderTarget:
         except OSError as error:
             raise TargetFailed(f"{self.current} was not led to {folder}: {error}") from error
 
-    def _clean(self, kept: set[Path | None]) -> None:
+    def _clean(self, kept: AbstractSet[Path | None]) -> None:
         """Removes what nobody is led to, but `kept`. What can't be removed now is tried again at the next version."""
         for path in (*self._root.glob(f"{_STAGING}*"), *self._versions.iterdir()):
             if path in kept:

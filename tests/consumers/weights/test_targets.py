@@ -242,12 +242,15 @@ def test_a_folder_names_its_version_and_goes_on_after_a_restart(tmp_path: Path) 
 
 def test_the_version_before_stays_for_its_readers_until_the_next_one_is_kept(tmp_path: Path) -> None:
     target = FolderTarget(tmp_path)
-    for number in range(2):
+
+    def take(number: int) -> None:
         target.stage(Update(event_of(number, state_of(number)), state_of(number)))
-        if number == 1:
-            read = (tmp_path / CURRENT).resolve()
         target.swap()
         target.keep()
+
+    take(0)
+    read = (tmp_path / CURRENT).resolve()
+    take(1)
     for swapped in (False, True):
         target.stage(Update(event_of(2, state_of(2)), state_of(2)))
         if swapped:

@@ -513,3 +513,12 @@ def test_golden_shard() -> None:
         )
         assert read_by_hand(first, 3) == [(0, 1), (280, 5), (299, -1)]
         assert read_by_hand(second, 1) == [(1, -1)]
+
+
+def test_many_tensors_of_long_and_like_names_are_read() -> None:
+    names = [f"{'model.layers.' * 60}{i:05d}.weight" for i in range(2_000)]
+    old = {name: tensor("U8", (1,), b"\x00") for name in names}
+    new = {name: tensor("U8", (1,), b"\x01") for name in names}
+    delta = encode_delta(old, new)
+    assert read_head(delta.shards[0]).columns.names == tuple(sorted(names))
+    assert apply_delta(old, delta.shards).digest.hex == StateDigest.of(new).hex

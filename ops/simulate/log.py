@@ -7,6 +7,7 @@ from typing import Final
 
 from rollwire.ops.simulate.world import Process, World
 from rollwire.schemas.errors import LogUnavailable, TransactionUnknown
+from rollwire.streams.seams.forwarding import ForwardingLog, ForwardingReader, ForwardingWriter, Offsets
 from rollwire.streams.seams.log import (
     Noted,
     Outgoing,
@@ -111,13 +112,18 @@ class SimulatedLog(MemoryLog):
             self.decide(transaction, "committed")
 
 
-class ProcessLog:
+class ProcessLog(ForwardingLog):
     """The log as one process sees it; implements `rollwire.streams.seams.log.Log`."""
 
     def __init__(self, world: World, log: SimulatedLog, process: Process) -> None:
+        super().__init__(log)
         self.world = world
         self.inner = log
         self.process = process
+
+    def _ask(self, question: str, ask: Callable[[], Offsets]) -> Offsets:
+        call = "end_offsets" if question == "written_offsets" else question  # one place where a process dies
+        return self.world.effect(self.process, call, ask, LogUnavailable)
 
     def reader(self) -> Reader:
         return ProcessReader(self)
@@ -134,58 +140,29 @@ class ProcessLog:
         )
         return ProcessTransactionalWriter(self, made)
 
-    def partitions(self, topic: str) -> int:
-        return self.inner.partitions(topic)
-
-    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self.world.effect(
-            self.process, "committed", lambda: self.inner.committed(group, partitions), LogUnavailable
-        )
-
-    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self.world.effect(
-            self.process,
-            "beginning_offsets",
-            lambda: self.inner.beginning_offsets(partitions),
-            LogUnavailable,
-        )
-
-    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self.world.effect(
-            self.process, "end_offsets", lambda: self.inner.end_offsets(partitions), LogUnavailable
-        )
-
-    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self.world.effect(
-            self.process, "end_offsets", lambda: self.inner.written_offsets(partitions), LogUnavailable
-        )
-
     def close(self) -> None:
-        """Nothing to release."""
+        """Nothing to release: the log is everybody's."""
 
 
-class ProcessReader:
+class ProcessReader(ForwardingReader):
     """Sees of its partitions now these, now those: fetches of different brokers come as they come."""
 
     def __init__(self, log: ProcessLog) -> None:
+        super().__init__(log.inner.reader())
         self._log = log
-        self._inner = log.inner.reader()
         self._paused: set[TopicPartition] = set()
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._inner.assign(positions)
+        super().assign(positions)
         self._paused.clear()
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._inner.seek(partition, offset)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.update(partitions)
-        self._inner.pause(partitions)
+        super().pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.difference_update(partitions)
-        self._inner.resume(partitions)
+        super().resume(partitions)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         world = self._log.world
@@ -204,27 +181,18 @@ class ProcessReader:
         finally:
             self._inner.resume(hidden)
 
-    def positions(self) -> dict[TopicPartition, int]:
-        return self._inner.positions()
 
-    def close(self) -> None:
-        self._inner.close()
-
-
-class ProcessWriter:
+class ProcessWriter(ForwardingWriter):
     """A writer without transactions: where an answer was lost its user writes again, and there are two."""
 
     def __init__(self, log: ProcessLog) -> None:
+        super().__init__(log.inner.writer())
         self._log = log
-        self._inner = log.inner.writer()
 
     def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
         self._log.world.effect(
             self._log.process, "write", lambda: self._inner.write(records, timeout_s), LogUnavailable
         )
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class ProcessTransactionalWriter:

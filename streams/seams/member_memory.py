@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rollwire.schemas.errors import LogError, LogUnavailable
+from rollwire.streams.seams.forwarding import ForwardingTransactions
 from rollwire.streams.seams.log import TopicPartition, TransactionalWriter
 
 
@@ -150,14 +151,12 @@ class MemoryMember:
             self._revoke(held)
 
 
-class _PlacedWriter:
+class _PlacedWriter(ForwardingTransactions):
     """A transactional writer that commits its group's offsets only while the place is held."""
 
     def __init__(self, member: MemoryMember, inner: TransactionalWriter) -> None:
+        super().__init__(inner)
         self._member = member
-        self._inner = inner
-        self.begin, self.write = inner.begin, inner.write
-        self.abort, self.close = inner.abort, inner.close
 
     def commit(
         self,
@@ -168,9 +167,9 @@ class _PlacedWriter:
         also: Mapping[str, Mapping[TopicPartition, int]] | None = None,
     ) -> None:
         if not self._member.placed and any(self._member.names(name) for name in (group, *(also or {}))):
-            self._inner.abort()
+            self.abort()
             raise LogUnavailable(
                 f"no longer a member of group {group!r} in this generation; the transaction is aborted, nothing of it "
                 "is visible"
             )
-        self._inner.commit(group, offsets, timeout_s, also=also)
+        super().commit(group, offsets, timeout_s, also=also)

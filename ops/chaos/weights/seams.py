@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rollwire.ops.chaos.weights.effects import Effects
 from rollwire.schemas.codec import decode
 from rollwire.schemas.records import FleetStatus, WeightLink, WeightVersion
+from rollwire.streams.seams.forwarding import (
+    ForwardingLog,
+    ForwardingReader,
+    ForwardingTransactions,
+    ForwardingWriter,
+    Offsets,
+)
 from rollwire.streams.seams.log import (
     Log,
     Outgoing,
@@ -73,20 +80,24 @@ def _name_of(record: Outgoing) -> str:
     return f"write {record.topic}"
 
 
-class CrashLog:
+class CrashLog(ForwardingLog):
     """Implements `rollwire.streams.seams.log.Log`."""
 
     def __init__(self, inner: Log, effects: Effects) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._effects = effects
+
+    def _ask(self, question: str, ask: Callable[[], Offsets]) -> Offsets:
+        self._effects.check()
+        return ask()
 
     def reader(self) -> Reader:
         self._effects.check()
-        return _CrashReader(self._inner.reader(), self._effects)
+        return _CrashReader(super().reader(), self._effects)
 
     def writer(self) -> Writer:
         self._effects.check()
-        return _CrashWriter(self._inner.writer(), self._effects)
+        return _CrashWriter(super().writer(), self._effects)
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
         made = self._effects.around(
@@ -96,75 +107,41 @@ class CrashLog:
 
     def partitions(self, topic: str) -> int:
         self._effects.check()
-        return self._inner.partitions(topic)
-
-    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._effects.check()
-        return self._inner.committed(group, partitions)
-
-    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._effects.check()
-        return self._inner.beginning_offsets(partitions)
-
-    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._effects.check()
-        return self._inner.end_offsets(partitions)
-
-    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._effects.check()
-        return self._inner.written_offsets(partitions)
-
-    def close(self) -> None:
-        self._inner.close()
+        return super().partitions(topic)
 
 
-class _CrashReader:
+class _CrashReader(ForwardingReader):
     def __init__(self, inner: Reader, effects: Effects) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._effects = effects
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._effects.check()
-        self._inner.assign(positions)
+        super().assign(positions)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self._effects.check()
-        self._inner.seek(partition, offset)
-
-    def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self._inner.pause(partitions)
-
-    def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        self._inner.resume(partitions)
+        super().seek(partition, offset)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         self._effects.check()
-        records = self._inner.poll(max_records, timeout_s)
+        records = super().poll(max_records, timeout_s)
         self._effects.check()
         return records
 
-    def positions(self) -> dict[TopicPartition, int]:
-        return self._inner.positions()
 
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _CrashWriter:
+class _CrashWriter(ForwardingWriter):
     def __init__(self, inner: Writer, effects: Effects) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._effects = effects
 
     def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
         self._effects.around(names_of(records), lambda: self._inner.write(records, timeout_s))
 
-    def close(self) -> None:
-        self._inner.close()
 
-
-class _CrashTransactions:
+class _CrashTransactions(ForwardingTransactions):
     def __init__(self, inner: TransactionalWriter, effects: Effects) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._effects = effects
 
     def begin(self) -> None:
@@ -185,6 +162,3 @@ class _CrashTransactions:
 
     def abort(self) -> None:
         self._effects.around("abort", self._inner.abort)
-
-    def close(self) -> None:
-        self._inner.close()

@@ -261,6 +261,14 @@ class StateDigest:
         """In order."""
         return self._layout.names.keys()
 
+    @property
+    def table_limit(self) -> int:
+        """Bytes that the table of a delta of this state has at most, unpacked; generous, so that a delta of a somewhat
+        different state is refused for what it is."""
+        row_bytes, around = 31, 32  # of a chunk; of a tensor, beside its label
+        labels = sum(map(len, self._layout.labels))
+        return (64 << 10) + 2 * (labels + around * len(self._layout.labels) + row_bytes * len(self._sums))
+
     def layout(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape). Raises `StateMismatch` for an unknown name."""
         at = self._tensor(name)

@@ -125,7 +125,8 @@ def prepare_parts(
     """As `apply_to_parts`, without writing. A tensor's chunks lie together, so there is about one range a tensor: they are
     fetched `FETCHERS` at a time."""
     with ThreadPoolExecutor(FETCHERS, thread_name_prefix="parts") as pool:
-        heads = list(pool.map(lambda entry: _head(store, entry), shards))
+        limit = digest.table_limit
+        heads = list(pool.map(lambda entry: _head(store, entry, limit), shards))
         keys = {head.shard: entry.key for head, entry in zip(heads, shards, strict=True)}
         coming: dict[tuple[int, int, int], Future[bytes]] = {}
         fits = [head for head in heads if head.base == digest.hex]  # others are refused, and need no payload
@@ -139,8 +140,8 @@ def prepare_parts(
                 future.cancel()
 
 
-def _head(store: ObjectStore, entry: LinkObject) -> Head:
-    head = read_head(store.get_range(entry.key, 0, entry.head_bytes))
+def _head(store: ObjectStore, entry: LinkObject, table_limit: int) -> Head:
+    head = read_head(store.get_range(entry.key, 0, entry.head_bytes), table_limit)
     if (head.head_bytes, head.size) != (entry.head_bytes, entry.size):
         raise DeltaCorrupt(
             f"{entry.key} says it has {head.head_bytes} of {head.size} bytes of head, "

@@ -191,8 +191,10 @@ def write_shard(
     return b"".join([head, *payloads]), len(head)
 
 
-def read_head(prefix: bytes | memoryview) -> Head:
+def read_head(prefix: bytes | memoryview, table_limit: int = MAX_TABLE_BYTES) -> Head:
     """The head of a shard from its first bytes: as many as the head has, or more.
+
+    `table_limit`: what its table may unpack to (`StateDigest.table_limit`, where there is a state).
 
     Raises `DeltaCorrupt` for anything that is not a whole, undamaged head, `FormatUnknown` for another format or coder.
     """
@@ -229,6 +231,11 @@ def read_head(prefix: bytes | memoryview) -> Head:
     if raw > min(MAX_TABLE_BYTES, _RATIO * packed) or not index < shards or elements != CHUNK_ELEMENTS:
         raise DeltaCorrupt(
             f"impossible header: shard {index} of {shards}, chunks of {elements}, table of {packed} ({raw}) bytes"
+        )
+    if raw > table_limit:
+        raise DeltaCorrupt(
+            f"a delta shard's table of {raw} bytes is larger than one of every chunk of the state at hand ({table_limit}): "
+            "it is no delta of this model"
         )
     if end > len(prefix):
         raise DeltaCorrupt(f"a delta shard is cut: {len(prefix)} bytes of a head of {end}")

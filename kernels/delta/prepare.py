@@ -154,6 +154,7 @@ class Incoming:
     def __init__(self, digest: StateDigest, *, backwards: bool) -> None:
         self.backwards = backwards
         self._held = digest.hex
+        self.table_limit = digest.table_limit
         self._result: str | None = None
         self._count = 0
         self._seen: set[int] = set()
@@ -219,7 +220,7 @@ def read_shard(
     state: State, digest: StateDigest, data: bytes, incoming: Incoming, threads: int = 1
 ) -> list[Changes]:
     """The changes of one shard; `digest` is updated to the state that they give."""
-    head = read_head(data)
+    head = read_head(data, incoming.table_limit)
     if len(data) != head.size:
         raise DeltaCorrupt(
             f"shard {head.shard} of {head.shards} has {len(data)} bytes, its head says {head.size}"

@@ -6,13 +6,18 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from typing import Final
 
 import pytest
 import zstandard
+from blake3 import blake3
 
 from rollwire.kernels.delta import frames
 from rollwire.kernels.delta.format import PRELUDE_BYTES, read_head
+from rollwire.kernels.delta.prepare import prepare_delta
+from rollwire.kernels.digest import StateDigest
+from rollwire.kernels.tensors import tensor
 from rollwire.schemas.errors import DeltaCorrupt
 
 ONE: Final = frames.pack(b"A" * 1_000)
@@ -113,3 +118,27 @@ def test_c82_what_lies_costs_no_memory() -> None:
         check=True,
     )
     assert int(child.stdout) < 50 << 10  # KiB
+
+
+def test_c82_a_table_is_no_larger_than_that_of_the_state_at_hand() -> None:
+    """A head whose size allows a table of 8 MB, which could name millions of tensors: refused before it is unpacked."""
+    raw = 8_000_000
+    packed = frames.pack(bytes(raw)) + bytes(raw // 1_000)
+    head = bytearray(PRELUDE_BYTES - 16)
+    head[:6] = b"RWDL\x02\x01"
+    head[12:16] = (1).to_bytes(4, "little")
+    head[80:84] = (1 << 18).to_bytes(4, "little")
+    head[104:112] = len(packed).to_bytes(8, "little")
+    head[112:120] = raw.to_bytes(8, "little")
+    shard = bytes(head) + blake3(bytes(head) + packed).digest(length=16) + packed
+    state = {"w": tensor("U8", (4,), bytes(4))}
+    digest = StateDigest.of(state)
+    with pytest.raises(DeltaCorrupt):  # what is compiled or imported on the way is not what is measured
+        prepare_delta(state, digest, [shard])
+    tracemalloc.start()
+    try:
+        with pytest.raises(DeltaCorrupt, match="no delta of this model"):
+            prepare_delta(state, digest, [shard])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -129,7 +129,7 @@ class _Gate:
             if answer.headers.get("content-type", "").startswith("text/event-stream"):
                 # What is streamed can't be taken back: its last part tells the spans, and the asker judges.
                 return StreamingResponse(
-                    answer.aiter_raw(),
+                    answer.aiter_bytes(),
                     answer.status_code,
                     {SERVED_HEADER: served} if served else None,
                     "text/event-stream",

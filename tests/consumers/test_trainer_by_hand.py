@@ -40,6 +40,7 @@ from rollwire.schemas.errors import (
 from rollwire.schemas.records import PackedBatch
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import ManualClock
+from rollwire.streams.seams.forwarding import ForwardingLog, ForwardingReader, ForwardingTransactions, Offsets
 from rollwire.streams.seams.log import Outgoing, Reader, Record, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
@@ -105,72 +106,48 @@ class World:
         return [version.state_digest for version in self.history().versions]
 
 
-class _Log:
+class _Log(ForwardingLog):
     """A `MemoryLog` whose calls are effects."""
 
     def __init__(self, world: World) -> None:
         self.inner = MemoryLog(TOPICS, world.clock)
+        super().__init__(self.inner)
         self._world = world
-        self.writer = self.inner.writer
+
+    def _ask(self, question: str, ask: Callable[[], Offsets]) -> Offsets:
+        self._world.effect()
+        return ask()
 
     def reader(self) -> Reader:
-        return _Reader(self.inner.reader(), self._world)
+        return _Reader(super().reader(), self._world)
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
         self._world.effect()
-        return _Writer(self.inner.transactional_writer(transactional_id, timeout_s), self._world)
-
-    def partitions(self, topic: str) -> int:
-        return self.inner.partitions(topic)
-
-    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._world.effect()
-        return self.inner.committed(group, partitions)
-
-    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._world.effect()
-        return self.inner.beginning_offsets(partitions)
-
-    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._world.effect()
-        return self.inner.end_offsets(partitions)
-
-    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        self._world.effect()
-        return self.inner.written_offsets(partitions)
-
-    def close(self) -> None:
-        self.inner.close()
+        return _Writer(super().transactional_writer(transactional_id, timeout_s), self._world)
 
 
-class _Reader:
+class _Reader(ForwardingReader):
     def __init__(self, inner: Reader, world: World) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._world = world
-        self.assign = inner.assign
-        self.seek = inner.seek
-        self.pause = inner.pause
-        self.resume = inner.resume
-        self.positions = inner.positions
-        self.close = inner.close
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         self._world.effect()
-        return self._inner.poll(max_records, timeout_s)
+        return super().poll(max_records, timeout_s)
 
 
-class _Writer:
+class _Writer(ForwardingTransactions):
     def __init__(self, inner: TransactionalWriter, world: World) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._world = world
 
     def begin(self) -> None:
         self._world.effect()
-        self._inner.begin()
+        super().begin()
 
     def write(self, records: Sequence[Outgoing]) -> None:
         self._world.effect()
-        self._inner.write(records)
+        super().write(records)
 
     def commit(
         self,
@@ -185,14 +162,8 @@ class _Writer:
             self._world.unanswered -= 1
             self._world.clock.advance(timeout_s)
             raise TransactionUnknown("no answer")
-        self._inner.commit(group, offsets, timeout_s, also=also)
+        super().commit(group, offsets, timeout_s, also=also)
         self._world.effect()
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _Store(MemoryStore):

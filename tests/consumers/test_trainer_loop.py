@@ -35,6 +35,7 @@ from rollwire.schemas.errors import (
     TransactionUnknown,
 )
 from rollwire.streams.seams.clock import SystemClock
+from rollwire.streams.seams.forwarding import ForwardingTransactions
 from rollwire.streams.seams.log import Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store import ObjectStore
@@ -77,13 +78,10 @@ class CrashingStore(MemoryStore):
         return created
 
 
-class _CrashingWriter:
+class _CrashingWriter(ForwardingTransactions):
     def __init__(self, inner: TransactionalWriter, log: CrashingLog) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._log = log
-
-    def begin(self) -> None:
-        self._inner.begin()
 
     def write(self, records: Sequence[Outgoing]) -> None:
         self._log.strike("before write")
@@ -100,12 +98,6 @@ class _CrashingWriter:
         self._log.strike("before commit")
         self._inner.commit(group, offsets, timeout_s, also=also)
         self._log.strike("after commit")
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class CrashingLog(MemoryLog):

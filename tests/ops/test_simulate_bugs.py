@@ -16,7 +16,8 @@ from rollwire.schemas.records import Group, PackedBatch
 from rollwire.streams import pack
 from rollwire.streams.assemble import Assembler
 from rollwire.streams.pack_judge import Facts, examine
-from rollwire.streams.seams.log import Log, Outgoing, Reader, TopicPartition, TransactionalWriter, Writer
+from rollwire.streams.seams.forwarding import ForwardingLog, ForwardingTransactions
+from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
 
 SEEDS: Final = 1_000  # a bug that none of these finds is not found
 
@@ -24,41 +25,17 @@ SEEDS: Final = 1_000  # a bug that none of these finds is not found
 OFTEN: Final = REAL._replace(reverts=0.1)  # somebody takes the lineage back all the time
 
 
-class WrappedLog:
+class WrappedLog(ForwardingLog):
     """A log whose transactional writers are others."""
 
     def __init__(
         self, log: Log, wrap: Callable[[Callable[[], TransactionalWriter]], TransactionalWriter]
     ) -> None:
-        self._log = log
+        super().__init__(log)
         self._wrap = wrap
 
     def transactional_writer(self, transactional_id: str, timeout_s: float = 60.0) -> TransactionalWriter:
-        return self._wrap(lambda: self._log.transactional_writer(transactional_id, timeout_s))
-
-    def reader(self) -> Reader:
-        return self._log.reader()
-
-    def writer(self) -> Writer:
-        return self._log.writer()
-
-    def partitions(self, topic: str) -> int:
-        return self._log.partitions(topic)
-
-    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._log.committed(group, partitions)
-
-    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._log.beginning_offsets(partitions)
-
-    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._log.end_offsets(partitions)
-
-    def written_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._log.written_offsets(partitions)
-
-    def close(self) -> None:
-        self._log.close()
+        return self._wrap(lambda: self._inner.transactional_writer(transactional_id, timeout_s))
 
 
 class LateWriter:
@@ -97,15 +74,12 @@ class LateWriter:
         return self._made
 
 
-class EarlyWriter:
+class EarlyWriter(ForwardingTransactions):
     """Offsets first, in a transaction of their own; then the outputs."""
 
     def __init__(self, make: Callable[[], TransactionalWriter]) -> None:
-        self._inner = make()
+        super().__init__(make())
         self._held: Sequence[Outgoing] = ()
-
-    def begin(self) -> None:
-        self._inner.begin()
 
     def write(self, records: Sequence[Outgoing]) -> None:
         self._held = records
@@ -122,12 +96,6 @@ class EarlyWriter:
         self._inner.begin()
         self._inner.write(self._held)
         self._inner.commit(group, {}, timeout_s)
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Bug(NamedTuple):

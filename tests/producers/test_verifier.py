@@ -23,6 +23,7 @@ from rollwire.schemas.records import Reward, Rollout, Segment
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.engine import Sampled
 from rollwire.streams.seams.environment import Task
+from rollwire.streams.seams.forwarding import ForwardingTransactions
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 
@@ -257,12 +258,10 @@ class DoubtfulLog(MemoryLog):
         return DoubtfulWriter(self, super().transactional_writer(transactional_id, timeout_s))
 
 
-class DoubtfulWriter:
+class DoubtfulWriter(ForwardingTransactions):
     def __init__(self, log: DoubtfulLog, inner: TransactionalWriter) -> None:
+        super().__init__(inner)
         self._log = log
-        self._inner = inner
-        self.begin, self.write = inner.begin, inner.write
-        self.abort, self.close = inner.abort, inner.close
 
     def commit(
         self,

@@ -21,6 +21,7 @@ from rollwire.streams.assemble import AssembleConfig, Assembler
 from rollwire.streams.emit import decode_record, outgoing, take
 from rollwire.streams.runtime import Drive, RuntimeConfig, Session
 from rollwire.streams.seams.clock import ManualClock
+from rollwire.streams.seams.forwarding import ForwardingTransactions
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
@@ -33,11 +34,11 @@ SIZES = (1, 2, 3)
 POINTS = ("begin", "write", "commit", "committed")
 
 
-class CrashingWriter:
+class CrashingWriter(ForwardingTransactions):
     """A transactional writer that dies at one of its effects; "committed" = the commit held, its answer was lost."""
 
     def __init__(self, inner: TransactionalWriter, crashes: list[str]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._crashes = crashes
 
     def _maybe(self, point: str) -> None:
@@ -64,12 +65,6 @@ class CrashingWriter:
         self._maybe("commit")
         self._inner.commit(group, offsets, timeout_s, also=also)
         self._maybe("committed")
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class CrashingLog(MemoryLog):

@@ -20,7 +20,8 @@ from rollwire.streams.pack_step import PackStep
 from rollwire.streams.run_pack import drive, run_pack
 from rollwire.streams.runtime import RuntimeConfig, Session
 from rollwire.streams.seams.clock import SystemClock
-from rollwire.streams.seams.log import Outgoing, TopicPartition, TransactionalWriter
+from rollwire.streams.seams.forwarding import ForwardingTransactions
+from rollwire.streams.seams.log import TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
 
@@ -52,15 +53,10 @@ class FlakyLog(MemoryLog):
         return _FlakyWriter(self, super().transactional_writer(transactional_id, timeout_s), self._every)
 
 
-class _FlakyWriter:
+class _FlakyWriter(ForwardingTransactions):
     def __init__(self, log: FlakyLog, inner: TransactionalWriter, every: int) -> None:
-        self._log, self._inner, self._every = log, inner, every
-
-    def begin(self) -> None:
-        self._inner.begin()
-
-    def write(self, records: Sequence[Outgoing]) -> None:
-        self._inner.write(records)
+        super().__init__(inner)
+        self._log, self._every = log, every
 
     def commit(
         self,
@@ -76,12 +72,6 @@ class _FlakyWriter:
             self._inner.commit(group, offsets, timeout_s, also=also)
         if doubt:
             raise TransactionUnknown("no answer")
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def version_event(version: int) -> WeightVersion:

@@ -25,6 +25,7 @@ from rollwire.streams.run_assemble import co_partitions, run_assemble
 from rollwire.streams.run_assemble import drive as assemble_drive
 from rollwire.streams.runtime import Drive, RuntimeConfig, Session, read_group, run_step
 from rollwire.streams.seams.clock import ManualClock, SystemClock
+from rollwire.streams.seams.forwarding import ForwardingTransactions
 from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
@@ -85,16 +86,10 @@ class Flaky(MemoryLog):
         return _FlakyWriter(self, super().transactional_writer(transactional_id, timeout_s))
 
 
-class _FlakyWriter:
+class _FlakyWriter(ForwardingTransactions):
     def __init__(self, log: Flaky, inner: TransactionalWriter) -> None:
+        super().__init__(inner)
         self._log = log
-        self._inner = inner
-
-    def begin(self) -> None:
-        self._inner.begin()
-
-    def write(self, records: Sequence[Outgoing]) -> None:
-        self._inner.write(records)
 
     def commit(
         self,
@@ -108,12 +103,6 @@ class _FlakyWriter:
         if fault is not None:
             fault()
         self._inner.commit(group, offsets, timeout_s, also=also)
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @pytest.fixture

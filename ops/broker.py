@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 
 from rollwire.ops.registry import set_registry
 from rollwire.ops.stack import read_stack
+from rollwire.streams.seams.log_kafka import KafkaLog
 
 DEFAULT_DIR: Final = Path(".rollwire")
 DEFAULT_PREFIX: Final = "rollwire."
@@ -39,6 +41,10 @@ Registry = Annotated[
 class Broker(NamedTuple):
     bootstrap: str
     prefix: str
+
+    def log(self, command: str) -> closing[KafkaLog]:
+        """For a `with`, at whose end the log is closed. The broker knows its client as `rollwire-<command>`."""
+        return closing(KafkaLog(self.bootstrap, self.prefix, client_id=f"rollwire-{command}"))
 
 
 def broker(

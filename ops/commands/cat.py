@@ -12,7 +12,6 @@ from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.cat import Query, parse_where
 from rollwire.ops.cat import cat as read
 from rollwire.ops.readable import json_line
-from rollwire.streams.seams.log_kafka import KafkaLog
 
 
 def cat(
@@ -50,15 +49,12 @@ def cat(
         Go on with what is written from now on, until Ctrl-C.
     """
     query = Query(topic, parse_where(where), key, partition, start, limit, follow)
-    at = broker(dir, bootstrap, prefix, schema_registry)
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-cat")
-    try:
-        for shown in read(log, query, threading.Event()):
-            sys.stdout.write(json_line(shown) + "\n")
-            if follow:
-                sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not follow:  # Ctrl-C is how following ends
-            raise
-    finally:
-        log.close()
+    with broker(dir, bootstrap, prefix, schema_registry).log("cat") as log:
+        try:
+            for shown in read(log, query, threading.Event()):
+                sys.stdout.write(json_line(shown) + "\n")
+                if follow:
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            if not follow:  # Ctrl-C is how following ends
+                raise

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -24,15 +25,14 @@ from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Broker, Folder, Prefix, 
 from rollwire.ops.commands.fleet_gate import gate
 from rollwire.ops.fleet_table import Row, fold
 from rollwire.ops.fleet_targets import TargetName, TargetOptions, command_probe, open_target
-from rollwire.ops.stack import read_stack
 from rollwire.ops.stopping import stop_on_signals
+from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import ConfigError, WeightError
 from rollwire.schemas.records import Evaluation, Event, Promotion, WeightVersion
 from rollwire.streams.emit import outgoing, take
 from rollwire.streams.seams.clock import SystemClock
-from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.scan import scan
-from rollwire.streams.seams.store_s3 import S3Store
 
 app = App(name="fleet", help="Keep a replica at a version; say which one; show who serves what.")
 app.command(gate)
@@ -118,32 +118,28 @@ def follow(
     config = _follow_config(channel, version)
     check = None if probe is None else command_probe(probe, folder, probe_s)
     at = broker(dir, bootstrap, prefix, schema_registry)
-    store = _store(dir, bucket)
+    store = bucket_store(dir, bucket)
     if store_probe:
         store.probe()
     stop = threading.Event()
     stop_on_signals(stop)
     serves = open_target(TargetOptions(target, folder, extra, url, kv, fingerprint))
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-fleet")
-    follower = Follower(
-        log,
-        store,
-        serves,
-        fleet=fleet,
-        replica=replica or socket.gethostname(),
-        lineage=lineage,
-        model=model,
-        follow=config,
-        probe=check,
-        choose=choose_slices(spec) if spec else None,
-        share=share_of(spec),
-    )
-    try:
-        return _watch(follower, stop, until, until_s)
-    finally:
-        follower.close()
-        serves.close()
-        log.close()
+    with at.log("fleet") as log, closing(serves):
+        follower = Follower(
+            log,
+            store,
+            serves,
+            fleet=fleet,
+            replica=replica or socket.gethostname(),
+            lineage=lineage,
+            model=model,
+            follow=config,
+            probe=check,
+            choose=choose_slices(spec) if spec else None,
+            share=share_of(spec),
+        )
+        with closing(follower):
+            return _watch(follower, stop, until, until_s)
 
 
 @app.command
@@ -156,12 +152,8 @@ def status(
     schema_registry: Registry = None,
 ) -> None:
     """Show every replica: what it serves and wants, how far behind it is, its last swap, and why it refused one."""
-    at = broker(dir, bootstrap, prefix, schema_registry)
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-fleet")
-    try:
+    with broker(dir, bootstrap, prefix, schema_registry).log("fleet") as log:
         table = fold(_events(log, "weight-versions", "fleet-status"))
-    finally:
-        log.close()
     rows = table.rows(SystemClock().now_us())
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode([row._asdict() for row in rows]), indent=2))
@@ -300,8 +292,7 @@ def _watch(follower: Follower, stop: threading.Event, until: int | None, until_s
 def _promote(
     at: Broker, channel: str, version: int, *, lineage: str | None, by: str | None, reason: str
 ) -> None:
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-fleet")
-    try:
+    with at.log("fleet") as log:
         known = Follow(FollowConfig(), own="", lineage=lineage)
         for one in _events(log, "weight-versions"):
             known.add(one)
@@ -328,27 +319,15 @@ def _promote(
             at_us=now,
             promotion=Promotion(channel=channel, by=by or getpass.getuser(), reason=reason),
         )
-        writer = log.writer()
-        try:
+        with closing(log.writer()) as writer:
             writer.write([outgoing(promotion, source="rollwire/fleet", time_us=now)])
-        finally:
-            writer.close()
-    finally:
-        log.close()
     word = "is released" if version == NO_VERSION else f"is at version {version} of {event.lineage}"
     Console(highlight=False).print(f"channel {channel} {word}")
 
 
-def _events(log: KafkaLog, *topics: str) -> Iterator[Event]:
+def _events(log: Log, *topics: str) -> Iterator[Event]:
     """What was refused once is in dead-letters, and no matter of ours."""
     for record in scan(log, topics):
         taken = take(record).event
         if isinstance(taken, Event):
             yield taken
-
-
-def _store(folder: Path, bucket: str | None) -> S3Store:
-    stack = read_stack(folder)
-    return S3Store(
-        stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key, stack.region
-    )

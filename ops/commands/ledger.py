@@ -13,7 +13,6 @@ from rich.table import Table
 
 from rollwire.consumers.ledger import Ledger, count_ledger
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
-from rollwire.streams.seams.log_kafka import KafkaLog
 
 
 def ledger(
@@ -29,11 +28,8 @@ def ledger(
     It reads the topics from their beginning, and believes nobody else.
     """
     at = broker(dir, bootstrap, prefix, schema_registry)
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-ledger")
-    try:
+    with at.log("ledger") as log:
         counted = count_ledger(log, at.prefix)
-    finally:
-        log.close()
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(counted), indent=2))
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(draw(counted))

@@ -16,19 +16,18 @@ from rich.table import Table
 from rollwire.consumers.weights.export import export_version
 from rollwire.consumers.weights.paths import Ways, known_versions
 from rollwire.consumers.weights.verify import verify_ways
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
 from rollwire.ops.commands.weights_access import (
     Bucket,
     Lineage,
-    bucket_store,
     chosen,
     console,
     of_lineage,
-    opened_log,
 )
 from rollwire.ops.commands.weights_gc import gc
 from rollwire.ops.commands.weights_link import link
 from rollwire.ops.commands.weights_revert import revert
+from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import WeightError
 from rollwire.schemas.records import WeightVersion
 
@@ -52,7 +51,7 @@ def ls(
     schema_registry: Registry = None,
 ) -> None:
     """List the versions of a lineage: kind, base, the ways that end in it, size, digest."""
-    with opened_log(dir, bootstrap, prefix, schema_registry) as log:
+    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
         events, links = of_lineage(log, lineage)
     ways: Counter[int] = Counter()
     for step in Ways(known_versions(events), links):
@@ -113,7 +112,7 @@ def show(
     links
         The links that begin or end at the version, one a line, instead of the manifest.
     """
-    with opened_log(dir, bootstrap, prefix, schema_registry) as log:
+    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
         events, known_links = of_lineage(log, lineage)
     event = chosen(events, version)
     if links:
@@ -154,7 +153,7 @@ def verify(
     version
         By default the newest.
     """
-    with opened_log(dir, bootstrap, prefix, schema_registry) as log:
+    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
         events, links = of_lineage(log, lineage)
     event = chosen(events, version)
     out = Console(highlight=False)
@@ -193,7 +192,7 @@ def export(
     version
         By default the newest.
     """
-    with opened_log(dir, bootstrap, prefix, schema_registry) as log:
+    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
         events, links = of_lineage(log, lineage)
     event = chosen(events, version)
     files = export_version(bucket_store(dir, bucket), events, links, event.version, folder)

@@ -1,11 +1,9 @@
-"""Which log, bucket and lineage the commands of `rollwire weights` mean."""
+"""Which bucket, lineage and version the commands of `rollwire weights` mean."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,13 +12,9 @@ from rich.console import Console
 from rollwire.consumers.weights.census import read_books
 from rollwire.consumers.weights.paths import known_versions
 from rollwire.consumers.weights.versions import Versions
-from rollwire.ops.broker import broker
-from rollwire.ops.stack import read_stack
 from rollwire.schemas.errors import TopicMismatch, WeightError
 from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.seams.log import Log
-from rollwire.streams.seams.log_kafka import KafkaLog
-from rollwire.streams.seams.store_s3 import S3Store
 
 Lineage = Annotated[
     str | None, Parameter(name="--lineage", help="Training run; by default the one started last.")
@@ -28,18 +22,6 @@ Lineage = Annotated[
 Bucket = Annotated[
     str | None, Parameter(name="--bucket", help="Bucket in the local stack's store; by default its own.")
 ]
-
-
-@contextmanager
-def opened_log(
-    folder: Path, bootstrap: str | None, prefix: str | None, registry: str | None
-) -> Iterator[Log]:
-    at = broker(folder, bootstrap, prefix, registry)
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-weights")
-    try:
-        yield log
-    finally:
-        log.close()
 
 
 def of_lineage(log: Log, lineage: str | None) -> tuple[list[WeightVersion], list[WeightLink]]:
@@ -71,13 +53,6 @@ def chosen(events: Sequence[WeightVersion], version: int | None) -> WeightVersio
     if wanted not in known:
         raise WeightError(f"version {wanted} is not known in lineage {events[0].lineage}")
     return known[wanted]
-
-
-def bucket_store(folder: Path, bucket: str | None) -> S3Store:
-    stack = read_stack(folder)
-    return S3Store(
-        stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key, stack.region
-    )
 
 
 def console() -> Console:

@@ -13,8 +13,9 @@ from rich.table import Table
 from rollwire.consumers.weights.census import Books, read_books, take_census
 from rollwire.consumers.weights.collect import collect
 from rollwire.consumers.weights.retention import Retention, RetentionConfig, Verdict, plan_retention
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
-from rollwire.ops.commands.weights_access import Bucket, bucket_store, console, opened_log
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.commands.weights_access import Bucket, console
+from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import WeightError
 from rollwire.streams.seams.clock import SystemClock
 
@@ -60,7 +61,7 @@ def gc(
     """
     config = RetentionConfig(keep_last=keep_last, keep_every=keep_every)
     store, clock, out = bucket_store(dir, bucket), SystemClock(), console()
-    with opened_log(dir, bootstrap, prefix, schema_registry) as log:
+    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
         books = read_books(log, keep, traces=True)
         if not books.events:
             raise WeightError("no version is published under this prefix: nothing could be proved")

@@ -8,8 +8,9 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 
 from rollwire.consumers.weights.link_chain import compose_link, missing_skips
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
-from rollwire.ops.commands.weights_access import Bucket, Lineage, bucket_store, of_lineage, opened_log
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.commands.weights_access import Bucket, Lineage, of_lineage
+from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import ObjectMissing, WeightError
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import SystemClock
@@ -36,7 +37,7 @@ def link(
         Newest versions at which links may end.
     """
     out, clock, store = Console(highlight=False), SystemClock(), bucket_store(dir, bucket)
-    with opened_log(dir, bootstrap, prefix, schema_registry) as log:
+    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
         events, links = of_lineage(log, lineage)
         writer = log.writer()
         made, size = 0, 0

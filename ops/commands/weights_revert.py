@@ -7,8 +7,8 @@ import getpass
 from rollwire.consumers.weights.revert import RevertRun
 from rollwire.consumers.weights.revert import revert as make_revert
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
-from rollwire.ops.commands.weights_access import Bucket, Lineage, bucket_store, chosen, console, of_lineage
-from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.ops.commands.weights_access import Bucket, Lineage, chosen, console, of_lineage
+from rollwire.ops.stores import bucket_store
 
 
 def revert(
@@ -38,8 +38,7 @@ def revert(
         Who does it; by default the user of this machine.
     """
     at = broker(dir, bootstrap, prefix, schema_registry)
-    log = KafkaLog(at.bootstrap, at.prefix, client_id="rollwire-revert")
-    try:
+    with at.log("revert") as log:
         newest = chosen(of_lineage(log, lineage)[0], None)
         made = make_revert(
             RevertRun(
@@ -53,8 +52,6 @@ def revert(
                 why,
             )
         )
-    finally:
-        log.close()
     way = "whole" if made.base_version is None else f"as a delta on version {made.base_version}"
     console().print(
         f"version {made.version} has the weights of version {to}: published {way}, {made.stored_bytes:,} bytes\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
 from rollwire.ops.stopping import stop_on_signals
+from rollwire.ops.stores import stack_store
 from rollwire.producers.environments.known import LearnableEnvironment, make_environment
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.clock import SystemClock
@@ -41,8 +43,9 @@ class Run:
     stack: StackInfo
     stop: threading.Event
 
-    def log(self, client: str) -> KafkaLog:
-        return KafkaLog(self.stack.bootstrap, prefix=self.settings.prefix, client_id=client)
+    def log(self, client: str) -> closing[KafkaLog]:
+        """For a `with`, at whose end the log is closed."""
+        return closing(KafkaLog(self.stack.bootstrap, prefix=self.settings.prefix, client_id=client))
 
     def store(self) -> S3Store:
         return open_store(self.stack, self.settings.bucket)
@@ -50,9 +53,7 @@ class Run:
 
 def open_store(stack: StackInfo, bucket: str | None) -> S3Store:
     """The store of a stack, its bucket made where it is missing; None: the stack's own bucket."""
-    store = S3Store(
-        stack.s3_endpoint, bucket or stack.bucket, stack.access_key, stack.secret_key, stack.region
-    )
+    store = stack_store(stack, bucket)
     store.ensure_bucket()
     return store
 
@@ -89,34 +90,33 @@ def run_fleet_role(run: Run) -> None:
     from rollwire.producers.fleet import run_fleet
 
     settings = run.settings
-    log = run.log("fleet")
     fleet = settings.fleet
-    subscriber = _subscriber(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket, settings.follow)
-    try:
-        with open_engine(settings, subscriber) as (engine, weights):
-            run_fleet(
-                log,
-                engine,
-                environment_of(settings),
-                weights,
-                settings.fleet.model_copy(update={"num_experts": settings.policy.num_experts}),
-                model=settings.model,
-                lineage=settings.lineage,
-                prefix=settings.prefix,
-                stop=run.stop,
-                clock=SystemClock(),
-                store=run.store(),
-            )
-    finally:
-        subscriber.close()
-        log.close()
+    with (
+        run.log("fleet") as log,
+        closing(
+            _subscriber(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket, settings.follow)
+        ) as subscriber,
+        open_engine(settings, subscriber) as (engine, weights),
+    ):
+        run_fleet(
+            log,
+            engine,
+            environment_of(settings),
+            weights,
+            settings.fleet.model_copy(update={"num_experts": settings.policy.num_experts}),
+            model=settings.model,
+            lineage=settings.lineage,
+            prefix=settings.prefix,
+            stop=run.stop,
+            clock=SystemClock(),
+            store=run.store(),
+        )
 
 
 def run_verifier_role(run: Run) -> None:
     from rollwire.producers.verifier.verifier import run_verifier
 
-    log = run.log("verifier")
-    try:
+    with run.log("verifier") as log:
         run_verifier(
             log,
             environment_of(run.settings),
@@ -125,16 +125,13 @@ def run_verifier_role(run: Run) -> None:
             stop=run.stop,
             clock=SystemClock(),
         )
-    finally:
-        log.close()
 
 
 def run_assemble_role(run: Run) -> None:
     from rollwire.streams.run_assemble import run_assemble
 
     tune_memory()
-    log = run.log("assemble")
-    try:
+    with run.log("assemble") as log:
         run_assemble(
             log,
             run.settings.assemble,
@@ -144,8 +141,6 @@ def run_assemble_role(run: Run) -> None:
             clock=SystemClock(),
             runtime=run.settings.runtime,
         )
-    finally:
-        log.close()
 
 
 def run_pack_role(run: Run) -> None:
@@ -153,8 +148,7 @@ def run_pack_role(run: Run) -> None:
 
     settings = run.settings
     tune_memory()
-    log = run.log("pack")
-    try:
+    with run.log("pack") as log:
         run_pack(
             log,
             settings.pack.for_policy(settings.policy),
@@ -165,8 +159,6 @@ def run_pack_role(run: Run) -> None:
             clock=SystemClock(),
             runtime=run.settings.runtime,
         )
-    finally:
-        log.close()
 
 
 def run_trainer_role(run: Run) -> None:
@@ -175,9 +167,9 @@ def run_trainer_role(run: Run) -> None:
     from rollwire.ops.warm import load_warm_start
 
     settings = run.settings
-    log, store = run.log("trainer"), run.store()
+    store = run.store()
     store.probe()
-    try:
+    with run.log("trainer") as log:
         run_trainer(
             log,
             store,
@@ -202,8 +194,6 @@ def run_trainer_role(run: Run) -> None:
                 settings.schema_registry_url,
             ),
         )
-    finally:
-        log.close()
 
 
 def run_arithmetic_trainer_role(run: Run) -> None:
@@ -211,9 +201,9 @@ def run_arithmetic_trainer_role(run: Run) -> None:
     from rollwire.consumers.trainer.arithmetic import run_arithmetic_trainer
 
     settings = run.settings
-    log, store = run.log("arithmetic-trainer"), run.store()
+    store = run.store()
     store.probe()
-    try:
+    with run.log("arithmetic-trainer") as log:
         run_arithmetic_trainer(
             log,
             store,
@@ -226,8 +216,6 @@ def run_arithmetic_trainer_role(run: Run) -> None:
             until_step=settings.steps,
             clock=SystemClock(),
         )
-    finally:
-        log.close()
 
 
 def run_evaluator_role(run: Run) -> None:
@@ -235,9 +223,10 @@ def run_evaluator_role(run: Run) -> None:
     from rollwire.producers.engine_torch import TorchEngine
 
     settings = run.settings
-    log = run.log("evaluator")
-    weights = _subscriber(run, log, settings.evaluator.fleet, settings.evaluator.replica)
-    try:
+    with (
+        run.log("evaluator") as log,
+        closing(_subscriber(run, log, settings.evaluator.fleet, settings.evaluator.replica)) as weights,
+    ):
         run_evaluator(
             log,
             TorchEngine(settings.policy, EVALUATOR_ROWS),
@@ -250,9 +239,6 @@ def run_evaluator_role(run: Run) -> None:
             stop=run.stop,
             clock=SystemClock(),
         )
-    finally:
-        weights.close()
-        log.close()
 
 
 def run_monitor_role(run: Run) -> None:

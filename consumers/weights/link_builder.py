@@ -16,12 +16,12 @@ from typing import Final, Literal, NamedTuple
 
 import structlog
 
+from rollwire.consumers.weights.link_chain import write_composed
 from rollwire.consumers.weights.links import SPANS, Links, read_links, skips_due, write_link
 from rollwire.consumers.weights.paths import known_versions
 from rollwire.consumers.weights.publisher_config import PublisherConfig
 from rollwire.consumers.weights.reader import read_object, shards_of
 from rollwire.consumers.weights.snapshot import Held
-from rollwire.kernels.delta.compose import compose_deltas
 from rollwire.kernels.delta.encode import Delta, encode_delta
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import LogError, Refused, RollwireError, StoreUnavailable, TopicMismatch
@@ -248,20 +248,17 @@ class LinkBuilder:
         if any(pair not in self._edges for pair in pairs):
             _log.info("weights.skip_passed_over", start=start, end=end)
             return None
-        composed = compose_deltas(
-            *([*self._shards(pair)] for pair in pairs), shard_bytes=self._shard_bytes, threads=self._threads
-        )
-        link = write_link(
+        link, shards = write_composed(
             self._store,
             self._versions[start],
             self._versions[end],
-            composed.shards,
-            composed.heads,
-            coder="gap",
+            ([*self._shards(pair)] for pair in pairs),
             published_us=self._clock.now_us(),
+            shard_bytes=self._shard_bytes,
+            threads=self._threads,
         )
         self._edges[(start, end)] = link.objects
-        for entry, shard in zip(link.objects, composed.shards, strict=True):
+        for entry, shard in zip(link.objects, shards, strict=True):
             self._keep(entry.key, shard)
         return link
 

@@ -5,7 +5,8 @@ So it can be made by whoever has the log and the store: the publisher beside its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from rollwire.consumers.weights.links import skips_due, write_link
 from rollwire.consumers.weights.paths import GAP, PathStep, Ways, cheapest, known_versions
@@ -75,26 +76,49 @@ def compose_link(
 ) -> WeightLink:
     """Fetches a chain, composes it and writes the link; returned is the event that makes it known.
 
-    In memory: the chain's shards and the outcome. Raises what `plan_chain`, `compose_deltas` and the store raise, and
-    `DigestMismatch` where the chain does not lead from the one published state to the other.
+    In memory: the chain's shards and the outcome. Raises what `plan_chain`, `write_composed` and the store raise.
     """
     known = known_versions(events)
     chain = [step for step in plan_chain(events, links, base, version) if step.kind != "same"]
-    composed = compose_deltas(
-        *([*read_shards(store, step)] for step in chain), shard_bytes=shard_bytes, threads=threads
-    )
-    published = (known[base].state_digest, known[version].state_digest)
-    if composed.shards and (composed.base, composed.result) != published:
-        raise DigestMismatch(
-            f"deltas from version {base} to {version} lead from {composed.base[:16]} to {composed.result[:16]}, "
-            f"published are {published[0][:16]} and {published[1][:16]}"
-        )
-    return write_link(
+    return write_composed(
         store,
         known[base],
         known[version],
-        composed.shards,
-        composed.heads,
-        coder=GAP,
+        ([*read_shards(store, step)] for step in chain),
         published_us=published_us,
+        shard_bytes=shard_bytes,
+        threads=threads,
+    ).link
+
+
+class Composed(NamedTuple):
+    link: WeightLink
+    shards: Sequence[bytes]  # of each of the link's objects
+
+
+def write_composed(
+    store: ObjectStore,
+    base: WeightVersion,
+    target: WeightVersion,
+    chain: Iterable[Sequence[bytes]],
+    *,
+    published_us: int,
+    shard_bytes: int = SHARD_BYTES,
+    threads: int = 1,
+) -> Composed:
+    """Composes `chain`, the shards of gap deltas that follow one another from `base` to `target`, and writes the link.
+
+    Raises what `compose_deltas` and the store raise, and `DigestMismatch` where the chain does not lead from the one
+    published state to the other.
+    """
+    composed = compose_deltas(*chain, shard_bytes=shard_bytes, threads=threads)
+    published = (base.state_digest, target.state_digest)
+    if composed.shards and (composed.base, composed.result) != published:
+        raise DigestMismatch(
+            f"deltas from version {base.version} to {target.version} lead from {composed.base[:16]} to "
+            f"{composed.result[:16]}, published are {published[0][:16]} and {published[1][:16]}"
+        )
+    link = write_link(
+        store, base, target, composed.shards, composed.heads, coder=GAP, published_us=published_us
     )
+    return Composed(link, composed.shards)

@@ -4,23 +4,21 @@ probe refuses. In a thread of its own; every failure ends in a report and anothe
 
 from __future__ import annotations
 
-import threading
-
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.consumers.weights.follow import NO_VERSION, Follow, FollowConfig, Wanted, own_channel
+from rollwire.consumers.weights.following import Following
 from rollwire.consumers.weights.parts import Choose
 from rollwire.consumers.weights.probe import SAMPLES, Probe, draw_samples, probe_bits
 from rollwire.consumers.weights.reader import Loaded
-from rollwire.consumers.weights.staging import Failed, Got, Held, Staging, SubscriberConfig, backoff
+from rollwire.consumers.weights.staging import Failed, Got, Held, Staging, SubscriberConfig
 from rollwire.consumers.weights.status import StatusReports
-from rollwire.consumers.weights.tail import Tail
 from rollwire.consumers.weights.targets.target import Healing, Rereadable, Target, Update
 from rollwire.consumers.weights.update import Made, Maker
 from rollwire.kernels.digest import StateDigest
 from rollwire.schemas.errors import DeadlineExceeded, ProbeFailed, WeightError
-from rollwire.schemas.records import Evaluation, FleetState, WeightVersion
+from rollwire.schemas.records import Evaluation, Event, FleetState, WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
@@ -49,7 +47,7 @@ class FollowerConfig(BaseModel):
     )
 
 
-class Follower:
+class Follower(Following):
     """One target, one replica. `serve` from then on until `close`.
 
     `lineage=None`: the one started last. `probe`: asked after each swap. `choose`: the parts of tensors that are held, of
@@ -73,29 +71,26 @@ class Follower:
         clock: Clock | None = None,
         config: FollowerConfig | None = None,
     ) -> None:
-        self._log = log
         self._target = target
         self._probe = probe
         self._choose = choose
         self._clock = clock or SystemClock()
         self._settings = config or FollowerConfig()
-        self._config = self._settings.subscriber
-        self._follow = Follow(
-            follow or FollowConfig(), own=own_channel(fleet, replica), lineage=lineage, model=model
+        super().__init__(
+            log,
+            Follow(follow or FollowConfig(), own=own_channel(fleet, replica), lineage=lineage, model=model),
+            Staging(
+                store,
+                self._clock,
+                self._settings.subscriber,
+                whole=choose is None,
+                # Parts never go backwards; the planner takes a share below 1 for their sign.
+                share=1.0 if choose is None else min(share, 0.999),
+            ),
+            StatusReports(log, fleet=fleet, replica=replica, clock=self._clock, target=target.name),
+            self._settings.subscriber,
         )
-        self._reports = StatusReports(
-            log, fleet=fleet, replica=replica, clock=self._clock, target=target.name
-        )
-        self._stop = threading.Event()
         # Of the thread alone.
-        # Parts never go backwards; the planner takes a share below 1 for their sign.
-        self._staging = Staging(
-            store,
-            self._clock,
-            self._config,
-            whole=choose is None,
-            share=1.0 if choose is None else min(share, 0.999),
-        )
         self._held: Held | None = None  # what is known to the last bit, to build on
         self._rejected: WeightVersion | None = (
             None  # by the user's probe: not tried again until another is wanted
@@ -105,17 +100,7 @@ class Follower:
         self._heal_at = 0.0
         self._remind_at = 0.0
         self._whole = True  # the target answered when it was looked at last
-        # Shared, under the condition.
-        self._change = threading.Condition()
-        self._served: WeightVersion | None = None
-        self._problem = ""
-        self._thread = threading.Thread(target=self._run, name=f"follow-{replica}", daemon=True)
-        self._thread.start()
-
-    @property
-    def served(self) -> WeightVersion | None:
-        with self._change:
-            return self._served
+        self._begin(f"follow-{replica}")
 
     @property
     def problem(self) -> str:
@@ -138,44 +123,18 @@ class Follower:
                 f"version {version} was not served within {timeout_s:g} s: {serving} is{problem}"
             )
 
-    def close(self) -> None:
-        """Ends the thread and writes the last reports, within `close_s`. The target goes on serving what it serves."""
-        self._stop.set()
-        self._thread.join(self._config.close_s)
-        if self._thread.is_alive():
-            _log.warning("weights.close_late", seconds=self._config.close_s)
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, Evaluation):  # promoted again: whatever the probe said before
+            self._rejected = None
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stop.is_set():
-            try:
-                self._tail()
-                failures = 0
-            except Exception as error:  # noqa: BLE001  # a thread's edge: what serves must outlive whatever this is
-                failures += 1
-                self._note(f"{type(error).__name__}: {error}")
-                _log.warning("weights.follow_failed", error=str(error), failures=failures)
-                self._stop.wait(backoff(failures, self._config))
+    def _ended(self) -> None:
         self._report("stopped", self.served)
-        self._reports.flush(self._config.close_s / 2)
-        self._reports.close()
-        self._staging.close()
-
-    def _tail(self) -> None:
-        with Tail(self._log) as tail:
-            while not self._stop.is_set():
-                for event in tail.poll(self._config.poll_s):
-                    if self._follow.add(event):
-                        self._staging.news()
-                        if isinstance(event, Evaluation):  # promoted again: whatever the probe said before
-                            self._rejected = None
-                self._reports.flush()
-                if tail.caught_up:
-                    self._advance()
-                    self._remind()
-                    self._reports.flush()
 
     def _advance(self) -> None:
+        self._approach()
+        self._remind()
+
+    def _approach(self) -> None:
         wanted = self._follow.wanted()
         if not self._started and not self._start(wanted):
             return
@@ -365,7 +324,3 @@ class Follower:
             fetched_bytes=fetched,
             channel=channel,
         )
-
-    def _note(self, problem: str) -> None:
-        with self._change:
-            self._problem = problem

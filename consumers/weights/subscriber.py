@@ -6,14 +6,12 @@ with what it has. A version is offered only when its bytes, its base and its res
 
 from __future__ import annotations
 
-import threading
-
 import structlog
 
 from rollwire.consumers.weights.follow import Follow, FollowConfig, Wanted, own_channel
+from rollwire.consumers.weights.following import Following
 from rollwire.consumers.weights.staging import Failed, Held, Staging, SubscriberConfig, backoff
 from rollwire.consumers.weights.status import StatusReports
-from rollwire.consumers.weights.tail import Tail
 from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
@@ -26,7 +24,7 @@ __all__ = ["SubscriberConfig", "WeightSubscriber", "backoff"]
 _log = structlog.get_logger()
 
 
-class WeightSubscriber:
+class WeightSubscriber(Following):
     """Implements `streams.seams.weights.WeightSource`. Starts following at once.
 
     `lineage=None` follows the lineage that was started last. States that it hands out are never written to. Of one lineage
@@ -46,26 +44,21 @@ class WeightSubscriber:
         config: SubscriberConfig | None = None,
         follow: FollowConfig | None = None,
     ) -> None:
-        self._log = log
-        self._clock = clock or SystemClock()
-        self._config = config or SubscriberConfig()
-        self._follow = Follow(
-            follow or FollowConfig(), own=own_channel(fleet, replica), lineage=lineage, model=model
+        clock, config = clock or SystemClock(), config or SubscriberConfig()
+        super().__init__(
+            log,
+            Follow(follow or FollowConfig(), own=own_channel(fleet, replica), lineage=lineage, model=model),
+            Staging(store, clock, config),
+            StatusReports(log, fleet=fleet, replica=replica, clock=clock),
+            config,
         )
-        self._reports = StatusReports(log, fleet=fleet, replica=replica, clock=self._clock)
-        self._stop = threading.Event()
         # Of the thread alone.
-        self._staging = Staging(store, self._clock, self._config)
         self._held: Held | None = None
         self._refused_older: WeightVersion | None = None  # said once
         # Shared, under the condition.
-        self._change = threading.Condition()
         self._staged: Staged | None = None
         self._fetched, self._channel = 0, ""  # of what is staged
-        self._served: WeightVersion | None = None
-        self._problem = ""
-        self._thread = threading.Thread(target=self._run, name=f"weights-{replica}", daemon=True)
-        self._thread.start()
+        self._begin(f"weights-{replica}")
 
     def staged(self) -> Staged | None:
         """The newest staged version that is not the one swapped in. Never blocks on I/O."""
@@ -103,49 +96,14 @@ class WeightSubscriber:
 
     def stopped(self, open_rollouts: int) -> None:
         """The sampler stops. `close` writes the report."""
-        with self._change:
-            served = self._served
+        served = self.served
         self._reports.add("stopped", served, served, open_rollouts=open_rollouts)
-
-    def close(self) -> None:
-        """Writes the last reports and ends the thread, within `close_s`."""
-        self._stop.set()
-        self._thread.join(self._config.close_s)
-        if self._thread.is_alive():
-            _log.warning("weights.close_late", seconds=self._config.close_s)
 
     def _news(self) -> Staged | None:
         staged = self._staged
         return None if staged is None or staged.event == self._served else staged
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stop.is_set():
-            try:
-                self._tail()
-                failures = 0
-            except Exception as error:  # noqa: BLE001  # a thread's edge: the sampler must outlive whatever this is
-                failures += 1
-                self._note(f"{type(error).__name__}: {error}")
-                _log.warning("weights.follow_failed", error=str(error), failures=failures)
-                self._stop.wait(backoff(failures, self._config))
-        self._reports.flush(self._config.close_s / 2)
-        self._reports.close()
-        self._staging.close()
-
-    def _tail(self) -> None:
-        """Reads from the beginning (repeats are dropped) until told to stop; raises what the log raises."""
-        with Tail(self._log) as tail:
-            while not self._stop.is_set():
-                for event in tail.poll(self._config.poll_s):
-                    if self._follow.add(event):
-                        self._staging.news()
-                self._reports.flush()
-                if tail.caught_up:
-                    self._stage()
-                    self._reports.flush()
-
-    def _stage(self) -> None:
+    def _advance(self) -> None:
         wanted = self._follow.wanted()
         held = self._held
         if wanted.event is None or (held is not None and held.event == wanted.event) or not self._staging.due:
@@ -186,13 +144,9 @@ class WeightSubscriber:
         self._note(failed.reason)
         _log.warning("weights.stage_failed", problem=failed.reason)
         if failed.refused:
-            with self._change:
-                served = self._served
-            self._reports.add("refused", served, wanted.event, reason=failed.reason, channel=wanted.channel)
-
-    def _note(self, problem: str) -> None:
-        with self._change:
-            self._problem = problem
+            self._reports.add(
+                "refused", self.served, wanted.event, reason=failed.reason, channel=wanted.channel
+            )
 
 
 def _older(a: WeightVersion, b: WeightVersion) -> bool:

@@ -1,4 +1,4 @@
-"""Small, well-formed events of the join, from a few numbers: for simulations, load and fault tools, and tests."""
+"""Small, well-formed events of the join and word of the versions it judges them by, from a few numbers: for simulations, load and fault tools, and tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Final
 import numpy as np
 
 from rollwire.schemas.ids import new_group_id, rollout_id
-from rollwire.schemas.records import Component, FinishReason, Reward, Rollout, RoutingTrace, Segment, Span
+from rollwire.schemas.records import (
+    Claim,
+    Component,
+    FinishReason,
+    Reward,
+    Rollout,
+    RoutingTrace,
+    Segment,
+    Span,
+    WeightVersion,
+)
 
 LINEAGE: Final = "0198a5c0-0000-7000-8000-000000000001"
 _LAYERS: Final = (0, 1, 2)
@@ -102,4 +112,34 @@ def trace(
         data=ids_N.astype(np.uint8).tobytes(),
         claim=None,
         recorded_us=at_us,
+    )
+
+
+def version(
+    number: int,
+    *,
+    at_us: int,
+    lineage: str = LINEAGE,
+    reverts_to: int | None = None,
+    digest: str = "0" * 32,
+    model: str = "policy",
+) -> WeightVersion:
+    """Version 0 is an anchor, every other one a delta on the one before it. No object stands behind it."""
+    return WeightVersion(
+        model=model,
+        lineage=lineage,
+        version=number,
+        kind="anchor" if number == 0 else "delta" if reverts_to is None else "revert",
+        base_version=None if number == 0 else number - 1,
+        step=number,
+        manifest=Claim(key="m", size=1, sha256="0" * 64),
+        anchor=None,
+        checkpoint=None,
+        state_digest=digest,
+        full_bytes=1,
+        stored_bytes=1,
+        changed_elements=0,
+        total_elements=1,
+        published_us=at_us,
+        reverts_to=reverts_to,
     )

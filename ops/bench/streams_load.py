@@ -15,7 +15,8 @@ import numpy as np
 from rollwire.schemas.codec import encode
 from rollwire.schemas.ids import new_group_id, rollout_id
 from rollwire.schemas.partitioner import partition_for
-from rollwire.schemas.records import Claim, Component, Event, Reward, Rollout, Segment, Span, WeightVersion
+from rollwire.schemas.records import Component, Event, Reward, Rollout, Segment, Span, WeightVersion
+from rollwire.streams import synthetic
 from rollwire.streams.seams.log import Outgoing, Writer
 
 MEMBERS: Final = 16
@@ -97,23 +98,7 @@ def record_of(event: Event, at_us: int) -> Outgoing:
 
 def anchor(at_us: int) -> WeightVersion:
     """Version 0, without which nothing is planned."""
-    return WeightVersion(
-        model=MODEL,
-        lineage=LINEAGE,
-        version=0,
-        kind="anchor",
-        base_version=None,
-        step=0,
-        manifest=Claim(key="bench/manifest", size=1, sha256="0" * 64),
-        anchor=None,
-        checkpoint=None,
-        state_digest="0" * 32,
-        full_bytes=1,
-        stored_bytes=1,
-        changed_elements=0,
-        total_elements=1,
-        published_us=at_us,
-    )
+    return synthetic.version(0, lineage=LINEAGE, model=MODEL, at_us=at_us)
 
 
 class Generator:

@@ -13,7 +13,6 @@ from rollwire.kernels.cost import CostModel
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
-    Claim,
     Cut,
     Event,
     Group,
@@ -33,6 +32,7 @@ from rollwire.schemas.records import (
     TrainStep,
     WeightVersion,
 )
+from rollwire.streams import synthetic
 from rollwire.streams.dead_letter import dead_letter
 from rollwire.streams.emit import outgoing
 from rollwire.streams.pack_layout import PlanFrame, lay_out
@@ -195,23 +195,7 @@ def train_step(step: int, start: int) -> TrainStep:
 
 
 def version(number: int) -> WeightVersion:
-    return WeightVersion(
-        model="policy",
-        lineage=LINEAGE,
-        version=number,
-        kind="delta" if number else "anchor",
-        base_version=number - 1 if number else None,
-        step=number,
-        manifest=Claim(key="m", size=1, sha256="0" * 64),
-        anchor=None,
-        checkpoint=None,
-        state_digest="0" * 32,
-        full_bytes=1,
-        stored_bytes=1,
-        changed_elements=0,
-        total_elements=1,
-        published_us=NOW_US,
-    )
+    return synthetic.version(number, lineage=LINEAGE, at_us=NOW_US)
 
 
 def record(event: Event) -> Outgoing:

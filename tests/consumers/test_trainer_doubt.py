@@ -10,7 +10,8 @@ import pytest
 
 from rollwire.consumers.trainer.commit import Committer, Taken
 from rollwire.schemas.errors import Fenced, OffsetLost, ReplayDiverged, TransactionUnknown
-from rollwire.schemas.records import Claim, WeightVersion
+from rollwire.schemas.records import WeightVersion
+from rollwire.streams import synthetic
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Outgoing, TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
@@ -43,23 +44,8 @@ class Doubtful:
 
 
 def version(digest: str = MINE, number: int = 0) -> WeightVersion:
-    return WeightVersion(
-        model="policy",
-        lineage="0197a1b2-0000-7000-8000-0000000000aa",
-        version=number,
-        kind="anchor",
-        base_version=None,
-        step=0,
-        manifest=Claim(key="m", size=1, sha256="0" * 64),
-        anchor=None,
-        checkpoint=None,
-        state_digest=digest,
-        full_bytes=1,
-        stored_bytes=1,
-        changed_elements=0,
-        total_elements=1,
-        published_us=1_767_225_600_000_000,
-    )
+    lineage = "0197a1b2-0000-7000-8000-0000000000aa"
+    return synthetic.version(number, lineage=lineage, at_us=1_767_225_600_000_000, digest=digest)
 
 
 def published() -> Future[WeightVersion]:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from rollwire.schemas.errors import PlanViolation, Refused
 from rollwire.schemas.records import (
-    Claim,
     Event,
     Group,
     GroupFate,
     PackedBatch,
     WeightVersion,
 )
+from rollwire.streams import synthetic
 from rollwire.streams.pack import Decision, PackConfig, Packer, Refusal
 from rollwire.streams.seams.log import Record
 
@@ -40,23 +40,7 @@ class MakeGroup(Protocol):
 
 
 def version_event(version: int, lineage: str = LINEAGE) -> WeightVersion:
-    return WeightVersion(
-        model="policy",
-        lineage=lineage,
-        version=version,
-        kind="anchor" if version == 0 else "delta",
-        base_version=None if version == 0 else version - 1,
-        step=version,
-        manifest=Claim(key="m", size=1, sha256="0" * 64),
-        anchor=None,
-        checkpoint=None,
-        state_digest="0" * 32,
-        full_bytes=1,
-        stored_bytes=1,
-        changed_elements=0,
-        total_elements=1,
-        published_us=0,
-    )
+    return synthetic.version(version, lineage=lineage, at_us=0)
 
 
 def record_of(partition: int, offset: int, timestamp_ms: int = 0) -> Record:

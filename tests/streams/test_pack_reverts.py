@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rollwire.schemas.records import Claim, DeadLetter, Event, Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.schemas.records import DeadLetter, Event, Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.streams import synthetic
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.pack_step import PackStep
@@ -26,24 +27,7 @@ class MakeGroup(Protocol):
 
 
 def version_event(version: int, reverts_to: int | None = None) -> WeightVersion:
-    return WeightVersion(
-        model="policy",
-        lineage=LINEAGE,
-        version=version,
-        kind="anchor" if version == 0 else "delta" if reverts_to is None else "revert",
-        base_version=None if version == 0 else version - 1,
-        step=version,
-        manifest=Claim(key="m", size=1, sha256="0" * 64),
-        anchor=None,
-        checkpoint=None,
-        state_digest="0" * 32,
-        full_bytes=1,
-        stored_bytes=1,
-        changed_elements=0,
-        total_elements=1,
-        published_us=NOW_US,
-        reverts_to=reverts_to,
-    )
+    return synthetic.version(version, lineage=LINEAGE, at_us=NOW_US, reverts_to=reverts_to)
 
 
 class Bench:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from rollwire.schemas.errors import ConfigError, Fenced, TransactionUnknown
-from rollwire.schemas.records import Claim, Event, Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.schemas.records import Event, Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.streams import synthetic
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.pack_step import PackStep
@@ -75,23 +76,7 @@ class _FlakyWriter(ForwardingTransactions):
 
 
 def version_event(version: int) -> WeightVersion:
-    return WeightVersion(
-        model="policy",
-        lineage=LINEAGE,
-        version=version,
-        kind="anchor" if version == 0 else "delta",
-        base_version=None if version == 0 else version - 1,
-        step=version,
-        manifest=Claim(key="m", size=1, sha256="0" * 64),
-        anchor=None,
-        checkpoint=None,
-        state_digest="0" * 32,
-        full_bytes=1,
-        stored_bytes=1,
-        changed_elements=0,
-        total_elements=1,
-        published_us=NOW_US,
-    )
+    return synthetic.version(version, lineage=LINEAGE, at_us=NOW_US)
 
 
 def send(log: MemoryLog, *events: Event) -> None:

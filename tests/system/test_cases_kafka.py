@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import msgspec
 import pytest
@@ -28,10 +28,9 @@ from rollwire.schemas.errors import Refused
 from rollwire.schemas.golden import load_examples
 from rollwire.streams import synthetic
 from rollwire.streams.assemble import JOINED, AssembleConfig
-from rollwire.streams.emit import outgoing, take
-from rollwire.streams.run_assemble import run_assemble
+from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.limits import OVERHEAD_BYTES, record_bytes
-from rollwire.streams.seams.log import Log, Outgoing, Record, TopicPartition
+from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.scan import scan
 
@@ -112,35 +111,14 @@ def test_c42_every_size_around_the_limit_is_taken_or_refused_at_once(stack: Stac
     log.close()
 
 
-@contextmanager
-def assemble(log: KafkaLog, prefix: str) -> Iterator[None]:
-    stop = threading.Event()
-    config = AssembleConfig(group_deadline_s=600, require_traces=True)
-    thread = threading.Thread(
-        target=run_assemble,
-        args=(log, config),
-        kwargs={"prefix": prefix, "stop": stop, "partitions": range(4)},
-        daemon=True,
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(15)
-        assert not thread.is_alive()
-
-
-def letters(log: Log) -> list[r.DeadLetter]:
-    """What was refused; foreign records on `dead-letters` are passed over."""
-    found = (take(record).event for record in scan(log, ["dead-letters"]))
-    return [letter for letter in found if isinstance(letter, r.DeadLetter)]
-
-
 def test_c44_foreign_messages_on_every_topic(
-    stack: StackInfo, prefix: str, capsys: pytest.CaptureFixture[str]
+    stack: StackInfo,
+    prefix: str,
+    log: KafkaLog,
+    letters: Callable[[], list[r.DeadLetter]],
+    assembling: Callable[[AssembleConfig], AbstractContextManager[None]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    log = KafkaLog(stack.bootstrap, prefix)
     writer = log.writer()
     junk = os.urandom(1_000_000)
     for topic in TOPICS:
@@ -157,10 +135,10 @@ def test_c44_foreign_messages_on_every_topic(
         first = "deleted" if spec.compacted else "refused"
         kinds = [next(k for k in ("event", "refused", "deleted") if k in one) for one in shown]
         assert kinds == [first, *["refused"] * 4, *["event"][: topic != "dead-letters"]], topic
-    with assemble(log, prefix):
+    with assembling(AssembleConfig(group_deadline_s=600, require_traces=True)):
         # 5 of each joined topic are refused, whole, with their positions; the examples are long past their deadline.
         def refused() -> list[r.DeadLetter]:
-            return [letter for letter in letters(log) if letter.reason != "late"]
+            return [letter for letter in letters() if letter.reason != "late"]
 
         until(lambda: len(refused()) == 15)
         assert sorted((one.source.topic, one.source.offset) for one in refused()) == sorted(
@@ -171,7 +149,6 @@ def test_c44_foreign_messages_on_every_topic(
     # The broker's own times: from the last event of a group to the group. The least busy moment of a shared machine counts.
     assert min(waits) < 1.0
     writer.close()
-    log.close()
 
 
 def _wait_of_a_good_group(log: KafkaLog, number: int) -> float:

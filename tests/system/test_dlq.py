@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -19,7 +18,6 @@ from rollwire.schemas import records as r
 from rollwire.streams import synthetic
 from rollwire.streams.assemble import AssembleConfig
 from rollwire.streams.emit import decode_record, outgoing
-from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.seams.log import Outgoing
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.scan import scan
@@ -38,39 +36,19 @@ def until(holds: Callable[[], bool], seconds: float = 30) -> None:
         assert time.monotonic() < deadline, "the condition did not come true"
 
 
-@contextmanager
-def assemble(log: KafkaLog, prefix: str, ahead_s: float) -> Iterator[None]:
-    stop = threading.Event()
-    config = AssembleConfig(group_deadline_s=600, ahead_s=ahead_s, require_traces=False)
-    thread = threading.Thread(
-        target=run_assemble,
-        args=(log, config),
-        kwargs={"prefix": prefix, "stop": stop, "partitions": range(4)},
-        daemon=True,
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(15)
-        assert not thread.is_alive()
-
-
-def letters(log: KafkaLog) -> list[r.DeadLetter]:
-    found = [decode_record(record) for record in scan(log, ["dead-letters"])]
-    return [letter for letter in found if isinstance(letter, r.DeadLetter)]
-
-
 def groups(log: KafkaLog) -> set[str]:
     found = [decode_record(record) for record in scan(log, ["groups"])]
     return {group.group_id for group in found if isinstance(group, r.Group)}
 
 
 def test_refused_replayed_and_refused_again_then_mended_and_accepted(
-    stack: StackInfo, prefix: str, capsys: pytest.CaptureFixture[str]
+    stack: StackInfo,
+    prefix: str,
+    log: KafkaLog,
+    letters: Callable[[], list[r.DeadLetter]],
+    assembling: Callable[[AssembleConfig], AbstractContextManager[None]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    log = KafkaLog(stack.bootstrap, prefix)
     at = ["--bootstrap", stack.bootstrap, "--prefix", prefix]
 
     def dlq(*words: str) -> tuple[int, str]:
@@ -81,6 +59,7 @@ def test_refused_replayed_and_refused_again_then_mended_and_accepted(
     def listed() -> list[dict[str, object]]:
         return [json.loads(line) for line in dlq("list", "--json")[1].splitlines()]
 
+    config = AssembleConfig(group_deadline_s=600, require_traces=False)
     assert dlq("list") == (1, "there are no dead letters\n")
     bad_group, early = synthetic.group_id(now_us(), 1), synthetic.group_id(now_us() + 120_000_000, 2)
     good = outgoing(synthetic.reward(bad_group, 0, 1.0, at_us=now_us()), source="test", time_us=now_us())
@@ -94,8 +73,8 @@ def test_refused_replayed_and_refused_again_then_mended_and_accepted(
     ahead += [synthetic.reward(early, i, float(i), at_us=now_us()) for i in range(2)]
     log.writer().write([outgoing(e, source="test", time_us=now_us()) for e in ahead])
 
-    with assemble(log, prefix, ahead_s=60.0):
-        until(lambda: len(letters(log)) == 5)
+    with assembling(config.model_copy(update={"ahead_s": 60.0})):
+        until(lambda: len(letters()) == 5)
         assert {(one["reason"], one["state"]) for one in listed()} == {
             ("not_finite", "pending"),
             ("time_invalid", "pending"),
@@ -109,24 +88,23 @@ def test_refused_replayed_and_refused_again_then_mended_and_accepted(
         assert dlq("replay", "--reason", "not_finite", "--dry-run")[0] == 0
         assert dlq("replay", "--reason", "not_finite")[0] == 2
         assert dlq("replay", "--reason", "late", "--yes")[0] == 1
-        assert len(letters(log)) == 5
+        assert len(letters()) == 5
         assert dlq("replay", "--reason", "not_finite", "--yes")[0] == 0
-        until(lambda: len(letters(log)) == 6)
+        until(lambda: len(letters()) == 6)
         again = [one for one in listed() if one["reason"] == "not_finite"]
         assert [(one["state"], one["refusals"]) for one in again] == [("replayed", 1), ("pending", 2)]
-        assert replay_count([(h.key, h.value) for h in letters(log)[-1].headers]) == 1
-        assert letters(log)[-1].value == value
+        assert replay_count([(h.key, h.value) for h in letters()[-1].headers]) == 1
+        assert letters()[-1].value == value
         assert dlq("drop", "--reason", "not_finite", "--why", "the verifier is mended", "--yes")[0] == 0
         assert groups(log) == set()
 
-    with assemble(log, prefix, ahead_s=3_600.0):
+    with assembling(config.model_copy(update={"ahead_s": 3_600.0})):
         assert dlq("replay", "--reason", "time_invalid", "--yes")[0] == 0
         until(lambda: groups(log) == {early})
     assert {one["state"] for one in listed()} == {"replayed", "dropped"}
     assert dlq("replay", "--yes")[0] == 1  # nothing is pending
-    assert len(letters(log)) == 6
+    assert len(letters()) == 6
     ledger = count_ledger(log, prefix)
     assert [(line.topic, line.missing_ids, line.extra_ids) for line in ledger.lines if line.gap] == []
     assert (ledger["rewards"].received, ledger["rewards"].refused) == (7, 4)
     assert (ledger["rollouts"].accepted, ledger["rollouts"].refused) == (2, 2)
-    log.close()

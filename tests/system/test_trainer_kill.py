@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,20 +65,6 @@ last = run_trainer(
 )
 sys.exit(0 if last is not None and last.version == given["until_step"] else 3)
 """
-
-
-@pytest.fixture
-def log(stack: StackInfo, prefix: str) -> Iterator[KafkaLog]:
-    log = KafkaLog(stack.bootstrap, prefix=prefix, client_id="test-trainer-kill")
-    yield log
-    log.close()
-
-
-@pytest.fixture
-def store(stack: StackInfo) -> S3Store:
-    store = S3Store(stack.s3_endpoint, stack.bucket, stack.access_key, stack.secret_key)
-    store.ensure_bucket()
-    return store
 
 
 class Trainers:

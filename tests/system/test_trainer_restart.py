@@ -94,20 +94,6 @@ session.close()
 """
 
 
-@pytest.fixture
-def log(stack: StackInfo, prefix: str) -> Iterator[KafkaLog]:
-    log = KafkaLog(stack.bootstrap, prefix=prefix, client_id="test-trainer-restart")
-    yield log
-    log.close()
-
-
-@pytest.fixture
-def store(stack: StackInfo) -> S3Store:
-    store = S3Store(stack.s3_endpoint, stack.bucket, stack.access_key, stack.secret_key)
-    store.ensure_bucket()
-    return store
-
-
 @pytest.mark.parametrize(
     ("end", "kept"), [(signal.SIGKILL, TRAINED), (signal.SIGTERM, TRAINED + 2)], ids=["SIGKILL", "SIGTERM"]
 )

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,20 +58,6 @@ model = Qwen2ForCausalLM(Qwen2Config(
 log, store = LiveStack(**given["stack"])()
 train(model, log, store, given["stack"]["prefix"], given["lineage"], given["steps"])
 """
-
-
-@pytest.fixture
-def log(stack: StackInfo, prefix: str) -> Iterator[KafkaLog]:
-    log = KafkaLog(stack.bootstrap, prefix=prefix, client_id="test-trainers-of-others")
-    yield log
-    log.close()
-
-
-@pytest.fixture
-def store(stack: StackInfo) -> S3Store:
-    store = S3Store(stack.s3_endpoint, stack.bucket, stack.access_key, stack.secret_key)
-    store.ensure_bucket()
-    return store
 
 
 def start(stack: StackInfo, prefix: str, output: Path) -> subprocess.Popen[bytes]:

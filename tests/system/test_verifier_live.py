@@ -46,13 +46,6 @@ log.close()
 """
 
 
-@pytest.fixture
-def log(stack: StackInfo, prefix: str) -> Iterator[KafkaLog]:
-    connection = KafkaLog(stack.bootstrap, prefix=prefix, client_id="test")
-    yield connection
-    connection.close()
-
-
 class Follow:
     """Counts rollouts and rewards as they become readable."""
 

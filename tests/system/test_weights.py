@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +37,6 @@ WAIT = 60.0
 CLOCK = SystemClock()
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def log(stack: StackInfo, prefix: str) -> Iterator[KafkaLog]:
-    log = KafkaLog(stack.bootstrap, prefix=prefix, client_id="test-weights")
-    yield log
-    log.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from typing import Final
 
+import msgspec
 import structlog
 
 from rollwire.schemas.errors import LogError
@@ -27,15 +28,28 @@ class StatusReports:
 
     def __init__(self, log: Log, *, fleet: str, replica: str, clock: Clock, target: str = "") -> None:
         self._log = log
-        self._target = target
-        self._fleet = fleet
         self._replica = replica
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: deque[FleetStatus] = deque(maxlen=KEPT)
         self._writer: Writer | None = None
+        # What no report changes.
+        self._blank = FleetStatus(
+            fleet=fleet,
+            replica=replica,
+            state="stopped",
+            version=-1,
+            wanted_version=-1,
+            state_digest="",
+            stage_ms=0.0,
+            pause_ms=0.0,
+            reason="",
+            open_rollouts=0,
+            at_us=_SOME_TIME_US,
+            target=target,
+        )
         # A name that no event may carry is the starter's mistake, and no reason to be silent for ever.
-        validate(self._status("stopped", None, None, at_us=_SOME_TIME_US))
+        validate(self._blank)
 
     def add(
         self,
@@ -52,40 +66,8 @@ class StatusReports:
         wanted_version: int = -1,
     ) -> None:
         """`wanted_version` stands for a `wanted` that is not published."""
-        status = self._status(
-            state,
-            served,
-            wanted,
-            at_us=self._clock.now_us(),
-            stage_ms=stage_ms,
-            pause_ms=pause_ms,
-            reason=reason,
-            open_rollouts=open_rollouts,
-            fetched_bytes=fetched_bytes,
-            channel=channel,
-            wanted_version=wanted_version,
-        )
-        with self._lock:
-            self._waiting.append(status)
-
-    def _status(
-        self,
-        state: FleetState,
-        served: WeightVersion | None,
-        wanted: WeightVersion | None,
-        *,
-        at_us: int,
-        stage_ms: float = 0.0,
-        pause_ms: float = 0.0,
-        reason: str = "",
-        open_rollouts: int = 0,
-        fetched_bytes: int = 0,
-        channel: str = "",
-        wanted_version: int = -1,
-    ) -> FleetStatus:
-        return FleetStatus(
-            fleet=self._fleet,
-            replica=self._replica,
+        status = msgspec.structs.replace(
+            self._blank,
             state=state,
             version=-1 if served is None else served.version,
             wanted_version=wanted_version if wanted is None else wanted.version,
@@ -94,11 +76,12 @@ class StatusReports:
             pause_ms=pause_ms,
             reason=reason,
             open_rollouts=open_rollouts,
-            at_us=at_us,
+            at_us=self._clock.now_us(),
             fetched_bytes=fetched_bytes,
-            target=self._target,
             channel=channel,
         )
+        with self._lock:
+            self._waiting.append(status)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Writes what waits; False = the log is away, and it still waits. A report may be written twice, never lost."""

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollwire.schemas.records import Evaluation, Event, WeightLink, WeightVersion
+from rollwire.schemas.records import Evaluation, Event, Promotion, WeightLink, WeightVersion
 
 NO_VERSION: Final = -1
 NEAR: Final = 256
@@ -38,6 +38,32 @@ class FollowConfig(BaseModel):
 def own_channel(fleet: str, replica: str) -> str:
     """The channel that nobody but this replica follows."""
     return f"{fleet}/{replica}"
+
+
+def promotion(
+    version: int,
+    channel: str,
+    *,
+    model: str,
+    lineage: str,
+    by: str,
+    at_us: int,
+    reason: str = "",
+    replica: str = "rollwire-fleet",
+) -> Evaluation:
+    """Word that the followers of `channel` are to serve `version` from now on; it is an evaluation without scores."""
+    return Evaluation(
+        model=model,
+        lineage=lineage,
+        suite="",
+        version=version,
+        scores=(),
+        tasks=0,
+        samples_per_task=0,
+        replica=replica,
+        at_us=at_us,
+        promotion=Promotion(channel=channel, by=by, reason=reason),
+    )
 
 
 class Wanted(NamedTuple):

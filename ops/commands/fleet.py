@@ -17,7 +17,7 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
-from rollwire.consumers.weights.follow import NO_VERSION, Follow, FollowConfig, own_channel
+from rollwire.consumers.weights.follow import NO_VERSION, Follow, FollowConfig, own_channel, promotion
 from rollwire.consumers.weights.follower import Follower
 from rollwire.consumers.weights.slices import choose_slices, parse_slices, share_of
 from rollwire.consumers.weights.targets.vllm import Kv
@@ -28,7 +28,7 @@ from rollwire.ops.fleet_targets import TargetName, TargetOptions, command_probe,
 from rollwire.ops.stopping import stop_on_signals
 from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import ConfigError, WeightError
-from rollwire.schemas.records import Evaluation, Event, Promotion, WeightVersion
+from rollwire.schemas.records import Event, WeightVersion
 from rollwire.streams.emit import outgoing, take
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
@@ -307,20 +307,17 @@ def _promote(
                 f"version {version} is not published in lineage {known.lineage}: 0 to {newest.version} are known"
             )
         now = SystemClock().now_us()
-        promotion = Evaluation(
+        promoted = promotion(
+            version,
+            channel,
             model=event.model,
             lineage=event.lineage,
-            suite="",
-            version=version,
-            scores=(),
-            tasks=0,
-            samples_per_task=0,
-            replica="rollwire-fleet",
+            by=by or getpass.getuser(),
             at_us=now,
-            promotion=Promotion(channel=channel, by=by or getpass.getuser(), reason=reason),
+            reason=reason,
         )
         with closing(log.writer()) as writer:
-            writer.write([outgoing(promotion, source="rollwire/fleet", time_us=now)])
+            writer.write([outgoing(promoted, source="rollwire/fleet", time_us=now)])
     word = "is released" if version == NO_VERSION else f"is at version {version} of {event.lineage}"
     Console(highlight=False).print(f"channel {channel} {word}")
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rollwire.consumers.weights.follow import NEAR, Follow, FollowConfig, Wanted, own_channel
+from rollwire.consumers.weights.follow import NEAR, Follow, FollowConfig, Wanted, own_channel, promotion
 from rollwire.consumers.weights.probe import draw_samples
 from rollwire.consumers.weights.slices import Slice, choose_slices, elements_of, parse_slices, share_of
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, tensor
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.golden import load_examples
-from rollwire.schemas.records import Evaluation, Promotion, WeightLink, WeightVersion
+from rollwire.schemas.records import Evaluation, WeightLink, WeightVersion
 
 A, B = "0197a1b2-0000-7000-8000-0000000000aa", "0197a1b2-0000-7000-8000-0000000000bb"
 
@@ -29,18 +29,9 @@ def version(number: int, lineage: str = A, digest: str = "") -> WeightVersion:
     )
 
 
-def promotion(number: int, channel: str, lineage: str = A, model: str = "policy") -> Evaluation:
-    return Evaluation(
-        model=model,
-        lineage=lineage,
-        suite="",
-        version=number,
-        scores=(),
-        tasks=0,
-        samples_per_task=0,
-        replica="promote",
-        at_us=1_767_225_603_000_000 + number,
-        promotion=Promotion(channel=channel, by="ops", reason=""),
+def promoted(number: int, channel: str, lineage: str = A, model: str = "policy") -> Evaluation:
+    return promotion(
+        number, channel, model=model, lineage=lineage, by="ops", at_us=1_767_225_603_000_000 + number
     )
 
 
@@ -69,7 +60,7 @@ def test_repeats_and_other_models_are_no_news() -> None:
     assert followed.add(version(0))
     assert not followed.add(version(0))
     assert not followed.add(msgspec.structs.replace(version(1), model="other"))
-    assert not followed.add(promotion(0, "c", model="other"))
+    assert not followed.add(promoted(0, "c", model="other"))
     assert followed.wanted().version == 0
 
 
@@ -88,12 +79,12 @@ def test_a_channels_last_promotion_counts_whatever_its_version() -> None:
         followed.add(version(number))
     assert wanted(followed) == (A, -1, False, "canary")
     for number, expected in ((1, 1), (3, 3), (2, 2)):
-        followed.add(promotion(number, "canary"))
-        followed.add(promotion(0, "other"))
+        followed.add(promoted(number, "canary"))
+        followed.add(promoted(0, "other"))
         assert wanted(followed) == (A, expected, True, "canary")
     followed.add(version(0, B))  # a new run: the channel stays where it was promoted to
     assert wanted(followed) == (A, 2, True, "canary")
-    followed.add(promotion(0, "canary", B))
+    followed.add(promoted(0, "canary", B))
     assert wanted(followed) == (B, 0, True, "canary")
 
 
@@ -101,22 +92,22 @@ def test_a_fixed_lineage_hears_no_promotion_of_another() -> None:
     followed = follow(FollowConfig(mode="channel", channel="canary"), lineage=A)
     for event in (version(0), version(0, B)):
         followed.add(event)
-    assert not followed.add(promotion(0, "canary", B))
-    assert not followed.add(promotion(0, "fleet/r0", B))
+    assert not followed.add(promoted(0, "canary", B))
+    assert not followed.add(promoted(0, "fleet/r0", B))
     assert wanted(followed) == (A, -1, False, "canary")
-    assert followed.add(promotion(0, "canary"))
+    assert followed.add(promoted(0, "canary"))
     assert wanted(followed) == (A, 0, True, "canary")
 
 
 def test_a_replicas_own_channel_comes_first_until_it_is_taken_back() -> None:
     assert own_channel("fleet", "r0") == "fleet/r0"
     followed = follow(FollowConfig(mode="channel", channel="canary"))
-    for event in (version(0), version(1), version(2), promotion(2, "canary"), promotion(0, "fleet/r1")):
+    for event in (version(0), version(1), version(2), promoted(2, "canary"), promoted(0, "fleet/r1")):
         followed.add(event)
-    followed.add(promotion(0, "fleet/r0"))
+    followed.add(promoted(0, "fleet/r0"))
     assert wanted(followed) == (A, 0, True, "fleet/r0")
-    assert followed.add(promotion(-1, "fleet/r0"))
-    assert not followed.add(promotion(-1, "fleet/r0"))
+    assert followed.add(promoted(-1, "fleet/r0"))
+    assert not followed.add(promoted(-1, "fleet/r0"))
     assert wanted(followed) == (A, 2, True, "canary")
 
 
@@ -159,10 +150,10 @@ def test_what_is_near_is_planned_with_and_links_keep_their_order() -> None:
 def test_a_promotion_that_is_read_anew_is_no_news_and_takes_nothing_back() -> None:
     followed = follow(FollowConfig(mode="channel", channel="canary"))
     said = [
-        promotion(2, "canary"),
-        promotion(1, "canary"),
-        promotion(3, "fleet/r0"),
-        promotion(-1, "fleet/r0"),
+        promoted(2, "canary"),
+        promoted(1, "canary"),
+        promoted(3, "fleet/r0"),
+        promoted(-1, "fleet/r0"),
     ]
     for event in (version(1), version(2), version(3), *said):
         assert followed.add(event)
@@ -173,10 +164,10 @@ def test_a_promotion_that_is_read_anew_is_no_news_and_takes_nothing_back() -> No
 
 def test_a_replica_of_a_fixed_lineage_is_released_whatever_lineage_is_the_newest() -> None:
     followed = follow(lineage=A)
-    for event in (version(0), version(1), version(0, B), promotion(0, "fleet/r0")):
+    for event in (version(0), version(1), version(0, B), promoted(0, "fleet/r0")):
         followed.add(event)
     assert wanted(followed) == (A, 0, True, "fleet/r0")
-    assert followed.add(promotion(-1, "fleet/r0", B))  # `rollwire fleet pin r0 --release` names the newest
+    assert followed.add(promoted(-1, "fleet/r0", B))  # `rollwire fleet pin r0 --release` names the newest
     assert wanted(followed) == (A, 1, True, "")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollwire.consumers.weights.follow import FollowConfig
+from rollwire.consumers.weights.follow import FollowConfig, promotion
 from rollwire.consumers.weights.follower import Follower, FollowerConfig
 from rollwire.consumers.weights.probe import Probe
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
@@ -25,7 +25,7 @@ from rollwire.consumers.weights.targets.torch_module import TorchTarget
 from rollwire.kernels.tensors import CHUNK_ELEMENTS, State, Tensor, tensor
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, Refused, StoreUnavailable, TargetFailed
-from rollwire.schemas.records import Evaluation, FleetStatus, Promotion, WeightVersion
+from rollwire.schemas.records import FleetStatus, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log_memory import MemoryLog
@@ -77,18 +77,7 @@ class Plane:
 
     def promote(self, channel: str, version: int) -> None:
         now = SystemClock().now_us()
-        event = Evaluation(
-            model="policy",
-            lineage=LINEAGE,
-            suite="",
-            version=version,
-            scores=(),
-            tasks=0,
-            samples_per_task=0,
-            replica="promote",
-            at_us=now,
-            promotion=Promotion(channel=channel, by="test", reason=""),
-        )
+        event = promotion(version, channel, model="policy", lineage=LINEAGE, by="test", at_us=now)
         self.writer.write([outgoing(event, source="test", time_us=now)])
 
     def follow(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollwire.consumers.weights.census import Books, read_books, take_census
 from rollwire.consumers.weights.collect import collect
+from rollwire.consumers.weights.follow import promotion
 from rollwire.consumers.weights.links import skips_due, write_link
 from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.paths import plan_path
@@ -27,7 +28,6 @@ from rollwire.schemas.records import (
     Evaluation,
     Event,
     FleetStatus,
-    Promotion,
     WeightLink,
     WeightVersion,
 )
@@ -179,7 +179,7 @@ def test_what_is_served_promoted_pinned_or_checkpointed_stays(world: World) -> N
     )
     world.write(status)
     for version in (3, 9):  # the last one counts
-        world.write(promotion(world, "stable", version))
+        world.write(promoted(world, "stable", version))
     later(world)
     kept = {one.event.version: one.reasons for one in world.gc(CONFIG, 11).kept}
     assert kept[7] == ("a replica serves it",)
@@ -189,23 +189,13 @@ def test_what_is_served_promoted_pinned_or_checkpointed_stays(world: World) -> N
     for version in (7, 9, 11):
         world.read(version)
     world.write(msgspec.structs.replace(status, state="stopped"))
-    world.write(promotion(world, "stable", -1))
+    world.write(promoted(world, "stable", -1))
     assert {7, 9}.isdisjoint(one.event.version for one in world.gc(CONFIG).kept)
 
 
-def promotion(world: World, channel: str, version: int) -> Evaluation:
-    return Evaluation(
-        model="m",
-        lineage="L",
-        suite="",
-        version=version,
-        scores=(),
-        tasks=0,
-        samples_per_task=0,
-        replica="person",
-        at_us=world.clock.now_us(),
-        promotion=Promotion(channel=channel, by="person", reason="it is good"),
-    )
+def promoted(world: World, channel: str, version: int) -> Evaluation:
+    at_us = world.clock.now_us()
+    return promotion(version, channel, model="m", lineage="L", by="person", at_us=at_us)
 
 
 def test_from_the_newest_checkpoint_on_everything_stays(world: World) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rollwire.consumers.weights.follow import FollowConfig
+from rollwire.consumers.weights.follow import FollowConfig, promotion
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.subscriber import SubscriberConfig, WeightSubscriber, backoff
 from rollwire.consumers.weights.versions import Versions
@@ -15,7 +15,7 @@ from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, StoreUnavailable
-from rollwire.schemas.records import Evaluation, FleetStatus, Promotion, WeightVersion
+from rollwire.schemas.records import FleetStatus, WeightVersion
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Outgoing
@@ -99,18 +99,7 @@ class Plane:
 
     def promote(self, channel: str, version: int) -> None:
         now = SystemClock().now_us()
-        event = Evaluation(
-            model="policy",
-            lineage=LINEAGE,
-            suite="",
-            version=version,
-            scores=(),
-            tasks=0,
-            samples_per_task=0,
-            replica="promote",
-            at_us=now,
-            promotion=Promotion(channel=channel, by="test", reason=""),
-        )
+        event = promotion(version, channel, model="policy", lineage=LINEAGE, by="test", at_us=now)
         self.writer.write([outgoing(event, source="test", time_us=now)])
 
     def statuses(self) -> list[FleetStatus]:

@@ -30,7 +30,7 @@ ADVICE: Final[dict[str, str]] = {
     "id_invalid": "Drop it, and have its writer build ids as `<UUIDv7>.<index>`.",
     "sequence_empty": "Drop it: there is nothing to train on.",
     "version_future": "Look for a fleet that serves weights nobody published. Its group has its fate: it is not replayed.",
-    "lineage_abandoned": "After a revert: nothing, fleets follow. Else point the fleet to the lineage that is trained. Its group has its fate: it is not replayed.",
+    "lineage_abandoned": "After a revert: nothing, fleets follow. Else point the fleet to the trained lineage. Its group has its fate: no replay.",
     "sharing_invalid": "Drop it, and mend how the worker marks shared tokens.",
     "reward_invalid": "Mend the verifier, score the rollout anew, and drop this one.",
     "routing_invalid": "Drop it, and mend the engine's trace; without one its group waits for its deadline.",

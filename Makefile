@@ -26,7 +26,7 @@ demo: setup  ## Train a small policy live, from rollout to served weights: make 
 
 test: setup static  ## All checks and all tests, those on the real broker, S3 server and Redis included
 	@echo "== tests, all"
-	@$(BIN)/pytest
+	@$(BIN)/pytest --durations=25 --durations-min=5
 
 check: setup static  ## All checks and the fast tests (no servers)
 	@echo "== tests, fast ones"

@@ -33,6 +33,7 @@ from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, rehearsal_lo
 from rollwire.consumers.trl_callback import PublishVersions
 from rollwire.consumers.version_publisher import VersionPublisher, step_of
 from rollwire.consumers.weights.paths import plan_path
+from rollwire.consumers.weights.publisher_config import PublisherConfig
 from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.tensors import State
@@ -171,7 +172,10 @@ def test_the_steps_event_says_what_was_measured() -> None:
 
 
 def publisher_of(log: MemoryLog, store: ObjectStore, *, ranks: int = 1) -> VersionPublisher:
-    return VersionPublisher(log, store, model="policy", lineage=LINEAGE, ranks=ranks, prefix="t.")
+    config = PublisherConfig(store_patience_s=1.0)
+    return VersionPublisher(
+        log, store, model="policy", lineage=LINEAGE, ranks=ranks, prefix="t.", config=config
+    )
 
 
 def a_step(log: MemoryLog, number: int) -> TrainStep:

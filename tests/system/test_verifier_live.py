@@ -57,15 +57,20 @@ class Follow:
         self.rewards: Counter[str] = Counter()
 
     def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        assert self.comes(holds, timeout_s), f"{len(self.rollouts)} rollouts, {len(self.rewards)} rewards"
+
+    def comes(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while not holds():
-            assert time.monotonic() < deadline, f"{len(self.rollouts)} rollouts, {len(self.rewards)} rewards"
+            if time.monotonic() > deadline:
+                return False
             for record in self._reader.poll(500, 0.1):
                 event = decode_record(record)
                 if isinstance(event, Rollout):
                     self.rollouts[event.rollout_id] += 1
                 elif isinstance(event, Reward):
                     self.rewards[event.rollout_id] += 1
+        return True
 
     def settle(self, seconds: float = 1.0) -> None:
         """Reads on for a while: repeats would show."""
@@ -160,6 +165,10 @@ def test_a_restart_of_the_broker_under_fleet_and_verifier(
 ) -> None:
     stop_fleet, stop_verifier = threading.Event(), threading.Event()
     follow = Follow(log)
+
+    def whole() -> bool:
+        return len(follow.rewards) == len(follow.rollouts) == 800
+
     with ThreadPoolExecutor(2) as pool:
         verifier = pool.submit(
             run_verifier, log, Countdown(), VerifierConfig(max_batch=50), prefix=prefix, stop=stop_verifier
@@ -168,7 +177,11 @@ def test_a_restart_of_the_broker_under_fleet_and_verifier(
         try:
             follow.until(lambda: len(follow.rewards) >= 100)
             restart_broker(stack)
-            follow.until(lambda: len(follow.rewards) == len(follow.rollouts) == 800, timeout_s=90.0)
+            if not follow.comes(whole, 60.0):
+                # A broker that is killed may start without the markers of a transaction that was decided, and answers
+                # whoever asks for it with CONCURRENT_TRANSACTIONS until it starts again (Kafka's; docs/operations.md).
+                restart_broker(stack)
+            follow.until(whole, timeout_s=90.0)
             follow.settle()
         finally:
             stop_fleet.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ from rollwire.producers.engine_http_wire import (
 )
 from rollwire.schemas.errors import ConfigError, EngineRefused
 from rollwire.streams.seams.engine import Sampled, SampleRequest
-
-_REASONS: Final = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class SglangWire:
@@ -65,7 +63,7 @@ class SglangWire:
     def read(self, request: SampleRequest, answer: Any, versions: Collection[int]) -> Sampled:
         meta = at(answer, "meta_info")
         ended = at(meta, "finish_reason")
-        reason = finish_reason(at(ended, "type"), _REASONS)
+        reason = finish_reason(at(ended, "type"))
         if reason == "abort" and ended.get("status_code"):
             raise EngineRefused(f"SGLang ended {request.request_id}: {ended}")
         tokens_N = token_array(at(answer, "output_ids"))

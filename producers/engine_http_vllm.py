@@ -27,7 +27,6 @@ from rollwire.producers.engine_http_wire import (
 from rollwire.schemas.errors import EngineRefused
 from rollwire.streams.seams.engine import Sampled, SampleRequest
 
-_REASONS: Final = {"stop": "stop", "length": "length", "abort": "abort"}
 _NAMED: Final = (
     "generate-tokens-"  # what the server puts before a request's id, and wants when it is to be aborted
 )
@@ -59,7 +58,7 @@ class VllmWire:
 
     def read(self, request: SampleRequest, answer: Any, versions: Collection[int]) -> Sampled:
         choice = at(answer, "choices", 0)
-        reason = finish_reason(at(choice, "finish_reason"), _REASONS)
+        reason = finish_reason(at(choice, "finish_reason"))
         tokens_N = token_array(at(choice, "token_ids"))
         content = at(choice, "logprobs", "content") or []
         pairs = [(at(entry, "token_id"), at(entry, "logprob")) for entry in content]

@@ -5,14 +5,16 @@ N sampled tokens, P prompt tokens, R rows of routes, L MoE layers, K experts a t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollwire.schemas.errors import EngineRefused
 from rollwire.streams.seams.engine import Sampled, SampleRequest
+
+_REASONS: Final = ("stop", "length", "abort")
 
 
 class Call(NamedTuple):
@@ -115,7 +117,9 @@ def checked_routes(
     return routes
 
 
-def finish_reason(value: Any, known: Mapping[str, str]) -> str:
-    if value not in known:
-        raise EngineRefused(f"an engine ended a request with {value!r}; known are {', '.join(known)}")
-    return known[value]
+def finish_reason(value: Any) -> str:
+    """Both engines and we have the same names. Raises `EngineRefused` for another."""
+    for reason in _REASONS:
+        if value == reason:
+            return reason
+    raise EngineRefused(f"an engine ended a request with {value!r}; known are {', '.join(_REASONS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 
@@ -30,6 +31,19 @@ def store(stack: StackInfo) -> S3Store:
     store = S3Store(stack.s3_endpoint, stack.bucket, stack.access_key, stack.secret_key)
     store.ensure_bucket()
     return store
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], bool], float], None]:
+    """Waits until a condition holds, for at most so many seconds."""
+
+    def wait(true: Callable[[], bool], seconds: float) -> None:
+        deadline, pause = time.monotonic() + seconds, threading.Event()
+        while not true():
+            assert time.monotonic() < deadline, "not within the deadline"
+            pause.wait(0.05)
+
+    return wait
 
 
 @pytest.fixture

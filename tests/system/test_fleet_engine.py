@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_s3 import S3Store
 
 WAIT = 60.0
+WaitFor = Callable[[Callable[[], bool], float], None]
 SCRIPT = Path(sys.executable).with_name("rollwire")
 CONFIG = PolicyConfig()
 
@@ -82,13 +82,6 @@ def first(tmp_path: Path) -> Path:
     return tmp_path / "first"
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline, "not within the deadline"
-        time.sleep(0.05)
-
-
 def serves(server: StubServer, version: int, state: State) -> bool:
     core = server.core
     return core.label == str(version) and core.checksums() == checksums(state) and not core.paused
@@ -96,7 +89,13 @@ def serves(server: StubServer, version: int, state: State) -> bool:
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_c34_an_engine_follows_through_kills_of_its_follower(
-    stack: StackInfo, prefix: str, trainer: Trainer, first: Path, tmp_path: Path, kind: Kind
+    stack: StackInfo,
+    prefix: str,
+    trainer: Trainer,
+    first: Path,
+    tmp_path: Path,
+    kind: Kind,
+    wait_for: WaitFor,
 ) -> None:
     """Killed at random moments, one version after another: in the end the engine serves the newest, whole, and is not paused."""
     where = ["--dir", str(stack.dir), "--prefix", prefix, "--bucket", trainer.bucket, "--replica", "r0"]
@@ -115,21 +114,21 @@ def test_c34_an_engine_follows_through_kills_of_its_follower(
         trainer.publish()
         follower = subprocess.Popen(line)
         try:
-            wait_for(lambda: serves(server, 0, trainer.states[0]))
+            wait_for(lambda: serves(server, 0, trainer.states[0]), WAIT)
             draw = random.Random(5)
             for _ in range(2):
                 asked = len(server.core.calls)
                 trainer.publish()
                 calls = draw.randrange(1, 6)
-                wait_for(lambda asked=asked, calls=calls: len(server.core.calls) >= asked + calls)  # type: ignore[misc]
+                wait_for(lambda asked=asked, calls=calls: len(server.core.calls) >= asked + calls, WAIT)  # type: ignore[misc]
                 follower.kill()
                 assert follower.wait(WAIT) == -signal.SIGKILL
                 follower = subprocess.Popen(line)
-                wait_for(lambda: serves(server, len(trainer.states) - 1, trainer.states[-1]))
+                wait_for(lambda: serves(server, len(trainer.states) - 1, trainer.states[-1]), WAIT)
             # The engine is started anew: it holds the weights that it was started with, under another name.
             server.core.load(first)
             server.core.set_label("default")
-            wait_for(lambda: serves(server, 2, trainer.states[2]))
+            wait_for(lambda: serves(server, 2, trainer.states[2]), WAIT)
             with served(gate_app(GateConfig(kind=kind, url=server.url)), lifespan=True) as gate:
                 body: dict[str, Any] = {"prompt": [3, 4, 5], "max_tokens": 4, "exact_weight_version": 2}
                 answer = httpx.post(f"{gate.url}/v1/completions", json=body, timeout=WAIT)
@@ -145,7 +144,7 @@ def test_c34_an_engine_follows_through_kills_of_its_follower(
 
 
 def test_a_rollout_worker_samples_on_vllm(
-    stack: StackInfo, prefix: str, trainer: Trainer, first: Path, tmp_path: Path
+    stack: StackInfo, prefix: str, trainer: Trainer, first: Path, tmp_path: Path, wait_for: WaitFor
 ) -> None:
     with running_stub(StubEngineConfig(kind="vllm", model_path=first)) as server:
         engine = EngineConfig(kind="vllm", url=server.url, root=tmp_path / "root", first=first)
@@ -157,9 +156,9 @@ def test_a_rollout_worker_samples_on_vllm(
         line = [str(SCRIPT), "run", "fleet", "--run", str(tmp_path / "run"), "--dir", str(stack.dir)]
         worker = subprocess.Popen(line)
         try:
-            wait_for(lambda: {0} <= versions(trainer.log))
+            wait_for(lambda: {0} <= versions(trainer.log), WAIT)
             trainer.publish()
-            wait_for(lambda: serves(server, 1, trainer.states[1]))
+            wait_for(lambda: serves(server, 1, trainer.states[1]), WAIT)
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(WAIT) == 0
         finally:

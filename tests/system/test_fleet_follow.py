@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.store_s3 import S3Store
 
 WAIT = 120.0
+WaitFor = Callable[[Callable[[], bool], float], None]
 SCRIPT = Path(sys.executable).with_name("rollwire")
 
 pytestmark = pytest.mark.system
@@ -86,15 +86,13 @@ def served(root: Path) -> Book | None:
     return book
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < deadline, "not within the deadline"
-        time.sleep(0.05)
-
-
 def test_a_folder_follows_is_pinned_killed_and_follows_on(
-    stack: StackInfo, prefix: str, trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stack: StackInfo,
+    prefix: str,
+    trainer: Trainer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    wait_for: WaitFor,
 ) -> None:
     root = tmp_path / "weights"
     where = ["--dir", str(stack.dir), "--prefix", prefix]
@@ -118,24 +116,24 @@ def test_a_folder_follows_is_pinned_killed_and_follows_on(
         trainer.publish()
     follower = subprocess.Popen([*line, *where])
     try:
-        wait_for(lambda: at(1))
+        wait_for(lambda: at(1), WAIT)
         trainer.publish()
-        wait_for(lambda: at(2))
+        wait_for(lambda: at(2), WAIT)
         assert run(["fleet", "pin", "r0", "0", "--reason", "to compare", *where]) == 0
-        wait_for(lambda: at(0))
+        wait_for(lambda: at(0), WAIT)
         trainer.publish()
         assert run(["fleet", "pin", "r0", "--release", *where]) == 0
-        wait_for(lambda: at(3))
+        wait_for(lambda: at(3), WAIT)
         follower.kill()
         assert follower.wait(WAIT) == -signal.SIGKILL
         trainer.publish()
 
         follower = subprocess.Popen([*line, "--channel", "canary", *where])
         assert run(["fleet", "promote", "--channel", "canary", "--version", "4", "--by", "ops", *where]) == 0
-        wait_for(lambda: at(4))
+        wait_for(lambda: at(4), WAIT)
         trainer.publish()
         assert run(["fleet", "promote", "--channel", "canary", "--version", "1", *where]) == 0
-        wait_for(lambda: at(1))
+        wait_for(lambda: at(1), WAIT)
         follower.send_signal(signal.SIGTERM)
         assert follower.wait(WAIT) == 0
     finally:

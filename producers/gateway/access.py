@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
+from rollwire.producers.gateway.origins import origin_allowed
+
 Scope = Literal["feedback:write", "feedback:read", "metrics"]
 SCOPES: Final[tuple[Scope, ...]] = ("feedback:write", "feedback:read", "metrics")
 
@@ -61,6 +63,10 @@ class Access(Protocol):
         the address, as `navigator.sendBeacon` must (it sets no header): publishable keys only."""
         ...
 
+    def allows_origin(self, origin: str) -> bool:
+        """Whether a page of this origin may ask at all: what a preflight is answered with, which carries no key."""
+        ...
+
 
 class Quotas(Protocol):
     def take(self, caller: Caller, n: int, now_s: float) -> float | None:
@@ -88,15 +94,28 @@ def lacks(caller: Caller, scope: Scope) -> Refusal | None:
 
 
 class OpenAccess:
-    """Everyone is one caller. For a gateway that only this machine reaches."""
+    """Everyone is one caller; pages of the origins that are given as well. For a gateway that only this machine reaches."""
 
-    def __init__(self, tenant: str = "default", *, rate: float = 1e9, burst: int = 1_000_000_000) -> None:
+    def __init__(
+        self,
+        tenant: str = "default",
+        *,
+        rate: float = 1e9,
+        burst: int = 1_000_000_000,
+        origins: tuple[str, ...] = (),
+    ) -> None:
+        self._origins = origins
         self._caller = Caller("", tenant, frozenset(SCOPES), rate, burst)
 
     def identify(
         self, authorization: str | None, origin: str | None, address_key: str | None = None
     ) -> Caller | Refusal:
+        if origin is not None and not self.allows_origin(origin):
+            return Refusal(403, "origin_refused", f"pages of {origin} may not call this gateway")
         return self._caller
+
+    def allows_origin(self, origin: str) -> bool:
+        return origin_allowed(origin, self._origins)
 
 
 class LocalQuotas:

@@ -1,0 +1,1 @@
+"""Load on the feedback gateway and on attribution: what `rollwire bench feedback` runs."""

@@ -31,6 +31,13 @@
     ├── EngineError                 the HTTP server of an inference engine
     │   ├── EngineUnavailable       did not answer in time, or closed the connection (recoverable: ask again)
     │   └── EngineRefused           answered that it will not, or something that this software does not understand
+    ├── SealError                   content that is encrypted per person
+    │   ├── Erased                  the person's key was destroyed on request: the content is gone, and that is no fault
+    │   ├── SealInvalid             ciphertext, tag, key and place do not belong to one another
+    │   └── KeyMissing              neither the key nor the mark of its destruction is there: another key store, or a loss
+    ├── FeedbackError               feedback on its way to the gateway
+    │   ├── SpoolFull               what waits reached its bound, or the disk is full: nothing was taken, nothing dropped
+    │   └── GatewayRefused          the gateway turns every request away (key, address): what waits is kept
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
     ├── RankLost                    a process of the trainer died or did not answer in time
     ├── MismatchDrift               trainer and sampler drift apart, and the trainer was told to pause then; exit code 3
@@ -66,12 +73,14 @@ class TopicMismatch(RollwireError):
 
 
 class Refused(RollwireError):
-    """One event is refused. `reason` is a member of `rollwire.schemas.reasons.Reason`; `detail` is for people."""
+    """One event is refused. `reason` is a member of `rollwire.schemas.reasons.Reason`; `detail` is for people; `field` is
+    the one that is wrong, where it is one ("" = not said)."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, field: str = "") -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.field = field
 
 
 class LogError(RollwireError):
@@ -171,6 +180,34 @@ class EngineUnavailable(EngineError):
 
 
 class EngineRefused(EngineError):
+    pass
+
+
+class SealError(RollwireError):
+    pass
+
+
+class Erased(SealError):
+    pass
+
+
+class SealInvalid(SealError):
+    pass
+
+
+class KeyMissing(SealError):
+    pass
+
+
+class FeedbackError(RollwireError):
+    pass
+
+
+class SpoolFull(FeedbackError):
+    pass
+
+
+class GatewayRefused(FeedbackError):
     pass
 
 

@@ -28,6 +28,7 @@ from rollwire.ops.stack.info import (
 )
 from rollwire.ops.stack.jars import ensure_jars, jar_folder
 from rollwire.ops.stack.kafka import kafka_service
+from rollwire.ops.stack.master_key import ensure_master_key
 from rollwire.ops.stack.ports import HOST, choose_port
 from rollwire.ops.stack.processes import Spawned, end, is_alive, kill, spawn
 from rollwire.ops.stack.redis_server import redis_service
@@ -54,6 +55,7 @@ def up(config: StackConfig | None = None, report: Report = lambda _: None) -> St
     config = config.model_copy(update={"dir": folder, "cache": config.cache.absolute()})
     check_disk(folder, config.min_free_mib)
     with _locked(folder):
+        ensure_master_key(folder)
         known = find_stack(folder)
         alive = {} if known is None else _alive(known)
         if known is not None:

@@ -44,3 +44,14 @@ class ObjectStore(Protocol):
     def probe(self) -> None:
         """Proves that conditions work; raises `StoreUnfit` with what to do where they do not."""
         ...
+
+
+class PurgingStore(ObjectStore, Protocol):
+    """A store that can prove that bytes are gone: what holds keys."""
+
+    def purge(self, key: str) -> None:
+        """Deletes the object with every version that the bucket keeps of it, and looks that none is left.
+
+        Raises `StoreUnavailable` where that cannot be done or seen (no right to list versions, an object lock).
+        """
+        ...

@@ -63,6 +63,10 @@ class MemoryStore:
         with self._lock:
             self._objects.pop(key, None)
 
+    def purge(self, key: str) -> None:
+        """There are no older versions here."""
+        self.delete(key)
+
     def probe(self) -> None:
         """Conditions hold by construction."""
 

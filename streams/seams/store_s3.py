@@ -159,6 +159,56 @@ class S3Store:
     def delete(self, key: str) -> None:
         self._call(f"deleting {key!r}", lambda: self._client.delete_object(Bucket=self._bucket, Key=key))
 
+    def purge(self, key: str) -> None:
+        if not self._keeps_versions():
+            self.delete(key)
+            if self.head(key) is not None:
+                raise StoreUnavailable(f"{key!r} is still there after it was deleted: is another writing it?")
+            return
+        while versions := self._versions(key):
+            before = len(versions)
+            for version in versions:
+                self._call(
+                    f"deleting version {version} of {key!r}",
+                    partial(self._client.delete_object, Bucket=self._bucket, Key=key, VersionId=version),
+                )
+            if len(left := self._versions(key)) >= before:
+                raise StoreUnavailable(
+                    f"{len(left)} versions of {key!r} in bucket {self._bucket!r} are still there after they were "
+                    "deleted: does the bucket have an object lock?"
+                )
+
+    def _keeps_versions(self) -> bool:
+        """Asked each time: versioning may be switched on at any time."""
+        try:
+            answer = self._call(
+                f"asking whether bucket {self._bucket!r} keeps versions",
+                partial(self._client.get_bucket_versioning, Bucket=self._bucket),
+            )
+        except StoreUnavailable as failure:
+            if isinstance(failure.__cause__, ClientError) and _status(failure.__cause__) == _NOT_KNOWN:
+                return False  # a store that does not know versions has none
+            raise
+        return answer.get("Status") in ("Enabled", "Suspended")  # suspended: those made before are kept
+
+    def _versions(self, key: str) -> tuple[str, ...]:
+        """Of this key, marks of deletion among them."""
+        found: tuple[str, ...] = ()
+        # Keys come in order and a key is the first of those it is a prefix of: one page holds all that matter, mostly.
+        request: dict[str, str] = {"Bucket": self._bucket, "Prefix": key}
+        while True:
+            page = self._call(
+                f"listing the versions of {key!r}",
+                partial(self._client.list_object_versions, **request),  # type: ignore[arg-type]
+            )
+            for one in (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
+                if one.get("Key") == key:
+                    found += (one.get("VersionId", "null"),)
+            if not page.get("IsTruncated"):
+                return found
+            request["KeyMarker"] = page.get("NextKeyMarker", "")
+            request["VersionIdMarker"] = page.get("NextVersionIdMarker", "")
+
     def probe(self) -> None:
         key = f".rollwire/probe/{secrets.token_hex(16)}"
         first, second = b"first " + key.encode(), b"second " + key.encode()

@@ -1,0 +1,49 @@
+"""The master key of a stack, and its key store.
+
+The master key is the file that `ROLLWIRE_MASTER_KEY_FILE` names, else `master.key` in the stack's folder, which `rollwire
+up` makes. Losing it is losing everything that is sealed; who has it and the bucket can open everything.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from rollwire.ops.stack.info import StackInfo
+from rollwire.ops.stack.master_key import VARIABLE, master_key_file
+from rollwire.ops.stores import stack_store
+from rollwire.schemas.errors import ConfigError
+from rollwire.streams.seams.keys_cached import CachedKeys
+from rollwire.streams.seams.keys_store import StoredKeys
+from rollwire.streams.seams.master_key import LocalMasterKey
+
+_OTHERS: Final = 0o077
+_logger = structlog.get_logger("rollwire.keys")
+
+
+def open_master_key(stack: StackInfo) -> LocalMasterKey:
+    """Raises `ConfigError` where the file is not there, cannot be read or has not 32 bytes."""
+    path = master_key_file(stack.dir)
+    try:
+        secret, mode = path.read_bytes(), path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"the master key {path} cannot be read ({error.strerror}): `rollwire up` makes one, or name yours by {VARIABLE}"
+        ) from None
+    if mode & _OTHERS:
+        _logger.warning("master_key.readable_by_others", path=str(path), advice=f"chmod 600 {path}")
+    try:
+        return LocalMasterKey(secret)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def open_keys(stack: StackInfo, bucket: str | None = None, *, ttl_s: float = 60.0) -> CachedKeys:
+    """The stack's key store, with a cache in front (`forget` it by `rollwire.streams.erasures`). Nothing is asked yet."""
+    return CachedKeys(StoredKeys(stack_store(stack, bucket), open_master_key(stack)), ttl_s=ttl_s)
+
+
+def pseudonym_secret(stack: StackInfo) -> bytes:
+    """What `rollwire.schemas.pseudonyms.pseudonym_of` needs."""
+    return open_master_key(stack).pseudonym_secret()

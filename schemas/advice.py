@@ -36,6 +36,7 @@ ADVICE: Final[dict[str, str]] = {
     "routing_invalid": "Drop it, and mend the engine's trace; without one its group waits for its deadline.",
     "late": "Drop it: its group is closed. Raise `group_deadline_s` if many come late.",
     "conflicting_repeat": "Drop it: the first one counts. Find who sends other content under the same id.",
+    "erased": "Nothing: the person asked for it, and nobody can bring it back.",
     "kills_worker": "Keep it for a bug report (`show`), drop it; replay it only after an upgrade that survives it.",
     "trained": "Nothing: the group was trained on.",
     "equal_rewards": "Nothing: there is no signal in equal rewards.",

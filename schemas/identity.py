@@ -17,6 +17,7 @@ KEYS: Final[dict[str, _Text]] = {
     "group_id": lambda e: e.group_id,
     "model": lambda e: e.model,
     "replica": lambda e: e.replica,
+    "subject": lambda e: e.subject,
     "rank": lambda e: str(e.rank),
     "source.topic": lambda e: e.source.topic,
 }
@@ -42,5 +43,6 @@ IDS: Final[dict[type[r.Event], _Text]] = {
         else f"{e.lineage}/promotion/{e.promotion.channel}/{e.version}/{e.at_us}"
     ),
     r.Notice: lambda e: f"{e.model}/{e.name}/{e.at_us}",
+    r.Erasure: lambda e: f"{e.subject}/{e.request_id}",
     r.DeadLetter: lambda e: f"{e.refused_by}/{e.source.topic}/{e.source.partition}/{e.source.offset}",
 }

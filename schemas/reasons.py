@@ -22,6 +22,7 @@ Reason = Literal[
     "not_finite",  # NaN or infinity where it may not be
     "time_invalid",  # not microseconds since the epoch between 2000 and 2100: seconds, milliseconds, nanoseconds
     "inconsistent",  # fields contradict one another
+    "erased",  # the person's data key was destroyed on request: the content is gone
     "kills_worker",  # whoever decoded it died, time and again: kept as it came, not decoded any more
     # rollouts
     "logprob_length",  # not one logprob per sampled token

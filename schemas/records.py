@@ -431,6 +431,17 @@ class Notice(Event, frozen=True, kw_only=True, gc=False):
     at_us: int
 
 
+class Erasure(Event, frozen=True, kw_only=True, gc=False):
+    """`erasures`: a person's data keys were destroyed before this event was written. Key = pseudonym."""
+
+    subject: str  # pseudonym, 32 hex digits
+    request_id: str  # of who asked; the same request again is the same event
+    generations: int  # keys 1 to this one are destroyed; 0 = the person had none. A later one is of a person who came again
+    reason: str  # for people; nothing that names the person
+    by: str  # who ran it
+    erased_us: int
+
+
 class Header(Event, frozen=True, kw_only=True, gc=False):
     key: str
     value: bytes | None

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rollwire.schemas import records as r
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import is_group_id, parse_rollout_id
+from rollwire.schemas.pseudonyms import is_pseudonym
 from rollwire.schemas.reasons import REASONS
 from rollwire.schemas.validate_arrays import check_microbatch, check_sequence, check_shared, known_finite
 from rollwire.schemas.validate_routes import check_routes
@@ -399,6 +400,13 @@ def _notice(e: r.Notice) -> None:
     check_time("at_us", e.at_us)
 
 
+def _erasure(e: r.Erasure) -> None:
+    _ensure(is_pseudonym(e.subject), "id_invalid", f"subject={e.subject[:80]!r} is no pseudonym")
+    _names(e, "request_id", "by")
+    _not_negative(e, "generations")
+    check_time("erased_us", e.erased_us)
+
+
 def _dead_letter(e: r.DeadLetter) -> None:
     _position(e.source)
     _ensure(e.reason in _REASONS, "inconsistent", f"reason={e.reason[:80]!r} is no reason code")
@@ -420,6 +428,7 @@ _CHECKS: Final[dict[type[r.Event], Callable[[Any], None]]] = {
     r.FleetStatus: _fleet_status,
     r.Evaluation: _evaluation,
     r.Notice: _notice,
+    r.Erasure: _erasure,
     r.DeadLetter: _dead_letter,
 }
 

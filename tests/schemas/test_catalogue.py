@@ -24,6 +24,7 @@ SPINE = {
     "fleet-status": 1,
     "evaluations": 1,
     "notices": 1,
+    "erasures": 1,
     "dead-letters": 1,
 }
 ROOMS = {"schemas", "kernels", "streams", "producers", "consumers", "ops"}

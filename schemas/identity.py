@@ -25,11 +25,14 @@ KEYS: Final[dict[str, _Text]] = {
 
 IDS: Final[dict[type[r.Event], _Text]] = {
     r.Rollout: lambda e: e.rollout_id,
+    r.ProductionRollout: lambda e: e.rollout_id,
     r.Reward: lambda e: f"{e.rollout_id}/{e.source}/{e.verifier}/{e.verifier_version}",
+    r.Feedback: lambda e: f"{e.tenant}/{e.feedback_id}",
     r.RoutingTrace: lambda e: f"{e.rollout_id}/{e.start_row}",
     r.Group: lambda e: e.group_id,
     r.GroupFate: lambda e: e.group_id,
     r.GroupClosed: lambda e: e.group_id,
+    r.ProductionGroupClosed: lambda e: e.group_id,
     r.PackedBatch: lambda e: (
         f"{e.lineage}/{e.step}/{e.rank}" + ("" if e.newest_revert is None else f"/{e.newest_revert}")
     ),

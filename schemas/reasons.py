@@ -35,8 +35,16 @@ Reason = Literal[
     "version_future",  # a version that was not published yet
     "lineage_abandoned",  # sampled from a lineage that is no longer trained, or from a version that a revert gave up
     "sharing_invalid",  # a shared token is not what its origin has, or would not be trained on exactly once
+    "seal_invalid",  # a seal is not of its form, or content that must be sealed is not
     # rewards
     "reward_invalid",  # the reward is outside its range or contradicts its components
+    # feedback
+    "unknown_signal",  # the rules have no such signal
+    "value_missing",  # a signal that needs a value came without one
+    "value_out_of_range",  # outside the signal's range, or none of its values; never clamped
+    "label_unknown",  # the signal has no such label
+    "unknown_rollout",  # no rollout of this id came within the window
+    "tenant_mismatch",  # the rollout belongs to another tenant
     # routing traces
     "routing_invalid",  # rows, ids or dtype do not fit the rollout
     # joins
@@ -49,6 +57,10 @@ Reason = Literal[
     "unscorable",  # too few members could be scored
     "group_of_one",  # nothing to compare with
     "stale",  # the oldest span would be older than `max_lag_versions` at the version of use
+    "too_old",  # a production rollout older than `max_age_s` when a plan could have taken it
+    "crowded_out",  # more production rollouts waited than `max_waiting`: the oldest give way
+    "coverage",  # too few rollouts of an outcome class had a signal: the cohort is not trained on
+    "no_place",  # of a kind that no plan takes: `production_share` is 0, or 1
     "over_budget",  # one sequence alone is longer than the token budget
     "abandoned",  # handed back by a worker that shut down
 ]

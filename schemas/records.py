@@ -24,6 +24,7 @@ LinkKind = Literal["skip", "inverse", "gone", "unknown"]
 FleetState = Literal["staged", "swapped", "refused", "stopped", "unknown"]
 Severity = Literal["info", "warning", "alarm", "unknown"]
 LastRow = Literal["recorded", "missing", "unknown"]
+IdSource = Literal["client", "content", "unknown"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -87,6 +88,19 @@ class SharedRun(Event, frozen=True, kw_only=True, gc=False):
     end: int
 
 
+class Seal(Event, frozen=True, kw_only=True, gc=False):
+    """What opens content that is encrypted with a person's data key: AES-256-GCM.
+
+    The ciphertext is as long as the plaintext and stands where that would. Its associated data are `<event id>/<field>`
+    in ASCII, as `<rollout_id>/token_ids`: no ciphertext can be moved to another place.
+    """
+
+    subject: str  # pseudonym of the person: 32 hex digits
+    key: int  # generation of the person's data key
+    nonce: bytes  # 12
+    tag: bytes  # 16
+
+
 class Rollout(Event, frozen=True, kw_only=True, gc=False):
     """`rollouts`: one sampled trajectory."""
 
@@ -114,6 +128,16 @@ class Rollout(Event, frozen=True, kw_only=True, gc=False):
     started_us: int
     finished_us: int
     shared: tuple[SharedRun, ...] = ()  # before a fork, or a summary: not trained on here
+    sealed: Seal | None = None  # then `token_ids` is ciphertext of u4 tokens, and `task` is empty
+    outcome: str = ""  # class of what happened in live traffic: "answered", "tool_error", ...; "" = not said
+    tenant: str = ""  # whose traffic it was; "" = not said
+
+
+class ProductionRollout(Rollout, frozen=True, kw_only=True, gc=False):
+    """`production-rollouts`: one answer given in live traffic, the only one of its group, sealed for its person.
+
+    Its fields are a rollout's, in the same order: its value's body stands for that rollout in a group.
+    """
 
 
 class Component(Event, frozen=True, kw_only=True, gc=False):
@@ -134,6 +158,28 @@ class Reward(Event, frozen=True, kw_only=True, gc=False):
     verifier_version: str
     evidence: tuple[str, ...]  # ids of the events it was derived from, beyond the rollout
     scored_us: int
+
+
+class Feedback(Event, frozen=True, kw_only=True, gc=False):
+    """`user-feedback`: what one person, or a product on their behalf, said about one rollout. `schemas.rules` judges it."""
+
+    feedback_id: (
+        str  # 1-128 of [A-Za-z0-9._:-]; with the tenant it names the event: the same again is a repeat
+    )
+    id_source: IdSource  # who chose the id: the client, or the gateway from the content
+    tenant: str  # whose rollout it must be
+    group_id: str  # UUIDv7 of the rollout's group
+    rollout_id: str
+    signal: str  # a name of the rules: "thumb", "accept", ...
+    value: float | None  # None = the label says it, or a comment alone
+    label: str | None  # a word of the rules that stands for a value
+    happened_us: int  # as the client says; orders several of one signal, never decides what is late
+    received_us: int  # as the gateway's clock said, or the writer's
+    subject: str  # pseudonym of who said it, 32 hex digits; "" = not said
+    comment: bytes | None  # ciphertext of UTF-8 text, associated data <feedback_id>/comment
+    seal: Seal | None  # what opens the comment; None = there is no comment
+    dialect: str  # how it came: "rollwire" | "otel" | "sdk"
+    key_id: str  # of the API key it came with; "" = straight to the log
 
 
 class RoutingTrace(Event, frozen=True, kw_only=True, gc=False):
@@ -165,6 +211,7 @@ class Member(Event, frozen=True, kw_only=True, gc=False):
     reward: float | None
     advantage: float | None  # None = computed later (production rollouts), or the member is not trained on
     trace: Position | None  # where its routing trace stands
+    signals: int = 0  # feedback events that its reward was derived from
 
 
 class Group(Event, frozen=True, kw_only=True, gc=False):
@@ -176,7 +223,9 @@ class Group(Event, frozen=True, kw_only=True, gc=False):
     environment: str
     task_id: str
     group_size: int
-    baseline: str  # "mean" | "leave_one_out"
+    baseline: (
+        str  # "mean" | "leave_one_out" | "cohort": `pack` takes it over the production rollouts of a step
+    )
     members: tuple[Member, ...]  # by index
     cut: Cut
 
@@ -188,7 +237,7 @@ class GroupFate(Event, frozen=True, kw_only=True, gc=False):
     fate: Fate
     reason: str
     detail: str
-    decided_by: str  # "assemble" | "pack"
+    decided_by: str  # "assemble" | "assemble-production" | "pack"
     fleet: str
     replica: str  # whose slot it was
     members: tuple[str, ...]  # rollout ids seen
@@ -208,6 +257,19 @@ class GroupClosed(Event, frozen=True, kw_only=True, gc=False):
     closed_us: int
 
 
+class ProductionGroupClosed(GroupClosed, frozen=True, kw_only=True, gc=False):
+    """`production-groups-closed`: the same of `assemble-production`."""
+
+
+class Coverage(Event, frozen=True, kw_only=True, gc=False):
+    """How much of a cohort one outcome class has signals for: silence is counted, per class."""
+
+    outcome: str  # "" = not said
+    rollouts: int
+    signalled: int  # with at least one feedback event
+    scored: int = 0  # with a reward: from signals, or from a stated rule for silence
+
+
 class Microbatch(Event, frozen=True, kw_only=True, gc=False):
     """Sequences laid end to end, [0, cu_seqlens[-1]) tokens, never more than the budget. Without any, it keeps a rank's
     place in a slot of a lockstep plan."""
@@ -222,6 +284,7 @@ class Microbatch(Event, frozen=True, kw_only=True, gc=False):
     traces: tuple[Position | None, ...]  # [B]
     environments: tuple[str, ...] = ()  # [B], or () = not known
     fleets: tuple[str, ...] = ()  # [B] who sampled it, or () = not known
+    seals: tuple[Seal | None, ...] = ()  # [B] what opens its tokens, None = they are plain; () = all are
 
 
 class PackedBatch(Event, frozen=True, kw_only=True, gc=False):
@@ -245,6 +308,12 @@ class PackedBatch(Event, frozen=True, kw_only=True, gc=False):
     cut: Cut
     newest_revert: int | None = (
         None  # the last version that was a revert when it was made; None = there was none
+    )
+    coverage: tuple[Coverage, ...] = ()  # of the plan's production rollouts, by outcome ascending
+    cohort_size: int = 0  # production rollouts of the plan, those that nobody scored included
+    cohort_mean: float | None = None  # mean reward over its scored ones; None = there are none
+    max_age_ms: int | None = (
+        None  # how old one may be at the cut's clock, since its group was opened; None = there are none
     )
 
 
@@ -318,6 +387,9 @@ class TrainStep(Event, frozen=True, kw_only=True, gc=False):
     rejected_sequences: int = 0  # sequences that the loss left out whole
     rejected_tokens: int = 0  # their trained tokens
     routes_implausible: tuple[int, ...] = ()  # [L] recorded experts the filter found implausible; empty = off
+    coverage: tuple[Coverage, ...] = ()  # of the plan's production rollouts
+    production_sequences: int = 0  # sequences of production rollouts, the erased ones included
+    erased_sequences: int = 0  # of them, those left out since their person's key is destroyed
 
 
 class LinkObject(Event, frozen=True, kw_only=True, gc=False):

@@ -25,6 +25,8 @@ from rollwire.schemas.limits import SCAN_ABOVE, LimitExceeded, Malformed
 from rollwire.schemas.records import Group, Member, Position, Rollout
 from rollwire.schemas.validate import validate_group
 
+ROLLOUTS: Final = "rollouts"
+PRODUCTION: Final = "production-rollouts"
 _HEAD: Final = ("group_id", "model", "lineage", "environment", "task_id", "group_size", "baseline")
 _FLOATS: Final = (float, type(None))
 _is_position: Final = compile_check(Position)
@@ -48,31 +50,38 @@ class _Layout:
         member = fields[len(_HEAD)]["type"].get("items", {})
         self.fits = (
             [field["name"] for field in fields] == [*_HEAD, "members", "cut"]
-            and [field["name"] for field in member["fields"]] == ["rollout", "reward", "advantage", "trace"]
+            and [field["name"] for field in member["fields"]]
+            == ["rollout", "reward", "advantage", "trace", "signals"]
             and [_canonical(field["type"]) for field in member["fields"][1:3]] == ['["null","double"]'] * 2
         )
         self.head = parse_schema(schema | {"fields": fields[: len(_HEAD)]})
+        self.fits &= _canonical(member["fields"][4]["type"]) == '"long"'
         inside = _canonical(member["fields"][0]["type"] | {"namespace": schema.get("namespace", "")})
-        # The versions of `rollouts` whose body is a group's rollout.
-        self.versions = frozenset(
-            released.version
-            for released in TOPICS["rollouts"].schemas
-            if self.fits and _canonical(_json("rollouts", released.version)) == inside
-        )
+        # The versions of both topics of rollouts whose body is a group's rollout. A record's name is not in its body.
+        self.versions = {
+            topic: frozenset(
+                released.version
+                for released in TOPICS[topic].schemas
+                if self.fits and _canonical(_json(topic, released.version) | {"name": "Rollout"}) == inside
+            )
+            for topic in (ROLLOUTS, PRODUCTION)
+        }
 
 
 _LAYOUT: Final = _Layout()
 
 
 def encode_group(group: Group, values: Sequence[bytes | None], *, source: str, time_us: int) -> Encoded:
-    """As `codec.encode`; `values[i]` is the value of `rollouts` that `codec.decode` made `members[i].rollout` of.
+    """As `codec.encode`; `values[i]` is the value that `codec.decode` made `members[i].rollout` of: one of `rollouts`, or in
+    a group whose baseline is the cohort one of `production-rollouts`.
 
     None = there is none. Where each value has the layout of the group's schema, its bytes go into the group as they are and its
     rollout, which `decode` has checked, is not checked again; all else of the group is checked as ever. The result
     decodes to `group`. Raises `Refused` for whatever `encode` refuses.
     """
     schema = schema_for(Group)
-    bodies = [_body(member, value) for member, value in zip(group.members, values, strict=True)]
+    topic = PRODUCTION if group.baseline == "cohort" else ROLLOUTS
+    bodies = [_body(topic, member, value) for member, value in zip(group.members, values, strict=True)]
     if None in bodies:
         return encode(group, source=source, time_us=time_us)
     value = _spliced(group, [body for body in bodies if body is not None], schema)
@@ -82,12 +91,12 @@ def encode_group(group: Group, values: Sequence[bytes | None], *, source: str, t
     return sealed(group, schema, value, source=source, time_us=time_us)
 
 
-def _body(member: Member, value: bytes | None) -> memoryview | None:
+def _body(topic: str, member: Member, value: bytes | None) -> memoryview | None:
     """The body of a rollout's value, if it may stand in a group as it is."""
     if value is None or type(member) is not Member or type(member.rollout) is not Rollout:
         return None
-    written, start = framed_schema("rollouts", value)
-    if written.version not in _LAYOUT.versions:
+    written, start = framed_schema(topic, value)
+    if written.version not in _LAYOUT.versions[topic]:
         return None
     # It begins with the rollout's id: a value of another rollout is a fault of the caller's.
     name = _text(member.rollout.rollout_id)
@@ -125,13 +134,15 @@ def _rest(member: Member) -> bytes:
     """What follows the rollout of a member. Raises `Refused` where a field is not of its declared type."""
     if type(member.reward) not in _FLOATS or type(member.advantage) not in _FLOATS:
         raise Refused("malformed", "a reward or an advantage is not of its declared type")
-    trace = member.trace
+    if type(member.signals) is not int:
+        raise Refused("malformed", "a count of signals is not of its declared type")
+    trace, signals = member.trace, _long(member.signals)
     if trace is None:
-        return _double(member.reward) + _double(member.advantage) + b"\x00"
+        return _double(member.reward) + _double(member.advantage) + b"\x00" + signals
     if not _is_position(trace):
         raise Refused("malformed", "a trace is not of its declared type")
     place = _text(trace.topic) + _long(trace.partition) + _long(trace.offset)
-    return _double(member.reward) + _double(member.advantage) + b"\x02" + place
+    return _double(member.reward) + _double(member.advantage) + b"\x02" + place + signals
 
 
 def _double(value: float | None) -> bytes:

@@ -18,6 +18,7 @@ from rollwire.schemas.ids import is_group_id, parse_rollout_id
 from rollwire.schemas.pseudonyms import is_pseudonym
 from rollwire.schemas.reasons import REASONS
 from rollwire.schemas.validate_arrays import check_microbatch, check_sequence, check_shared, known_finite
+from rollwire.schemas.validate_feedback import TENANT, check_feedback
 from rollwire.schemas.validate_routes import check_routes
 
 # Microseconds between 2000-01-01 and 2100-01-01. Seconds and milliseconds fall below, nanoseconds above (C45).
@@ -35,6 +36,7 @@ _REASONS: Final = frozenset(REASONS)
 # What a group and each of its rollouts say both.
 _OF_GROUP: Final = ("group_id", "model", "lineage", "environment", "task_id", "group_size")
 _of_group: Final = attrgetter(*_OF_GROUP)
+_BASELINES: Final = ("mean", "leave_one_out", "cohort")
 _NAMES_OF_ROLLOUT: Final = ("model", "lineage", "environment", "task_id", "fleet", "replica")
 _names_of_rollout: Final = attrgetter(*_NAMES_OF_ROLLOUT)
 
@@ -147,6 +149,56 @@ def _rollout(e: r.Rollout, *, finite: bool = False) -> None:
     check_time("finished_us", e.finished_us)
     check_sequence(e, finite=finite)
     check_shared(e)
+    if e.sealed is not None:
+        check_seal("sealed", e.sealed)
+        _ensure(
+            e.token_dtype == "u4" and not e.task,
+            "seal_invalid",
+            f"{e.rollout_id} is sealed: its tokens must be u4, not {e.token_dtype[:20]!r}, and its task empty",
+        )
+    if e.outcome or e.tenant:
+        _of_live_traffic(e)
+
+
+def _of_live_traffic(e: r.Rollout) -> None:
+    if e.outcome:
+        _names(e, "outcome")
+    tenant = not e.tenant or TENANT.fullmatch(e.tenant) is not None
+    _ensure(tenant, "id_invalid", f"tenant={e.tenant[:80]!r} is too long or has odd characters")
+
+
+def _production_rollout(e: r.ProductionRollout) -> None:
+    """One sample a prompt, never in plain; its routes are not recorded, since nobody joins them here."""
+    _rollout(e)
+    _ensure(e.sealed is not None, "seal_invalid", f"{e.rollout_id} is live traffic, and not sealed")
+    _ensure(e.group_size == 1, "inconsistent", f"a group of {e.group_size} in live traffic")
+    _ensure(e.top_k_experts == 0, "routing_invalid", f"{e.rollout_id} waits for a trace that is never joined")
+
+
+def check_seal(name: str, seal: r.Seal) -> None:
+    """The form of a seal; whether it opens anything, only its key tells. Raises `Refused(seal_invalid)`."""
+    _ensure(
+        is_pseudonym(seal.subject),
+        "seal_invalid",
+        f"{name}.subject={seal.subject[:80]!r} is no pseudonym of 32 hex digits",
+    )
+    _ensure(seal.key >= 0, "seal_invalid", f"{name}.key={seal.key} is negative")
+    _ensure(
+        len(seal.nonce) == 12 and len(seal.tag) == 16,
+        "seal_invalid",
+        f"{name} has a nonce of {len(seal.nonce)} bytes and a tag of {len(seal.tag)}, demanded are 12 and 16",
+    )
+
+
+def _coverage(rows: tuple[r.Coverage, ...]) -> None:
+    outcomes = [row.outcome for row in rows]
+    _ensure(outcomes == sorted(set(outcomes)), "inconsistent", f"coverage of the outcomes {outcomes[:20]}")
+    for row in rows:
+        _ensure(
+            row.rollouts > 0 and 0 <= row.signalled <= row.rollouts and 0 <= row.scored <= row.rollouts,
+            "inconsistent",
+            f"{row.signalled} signalled and {row.scored} scored of {row.rollouts} rollouts, {row.outcome[:80]!r}",
+        )
 
 
 def _reward(e: r.Reward) -> None:
@@ -158,6 +210,17 @@ def _reward(e: r.Reward) -> None:
         _finite(f"component {component.name[:80]!r}", component.value)
     _distinct("components", (c.name for c in e.components), "reward_invalid")
     check_time("scored_us", e.scored_us)
+
+
+def _feedback(e: r.Feedback) -> None:
+    _group(e.group_id)
+    _rollout_of(e.group_id, e.rollout_id)
+    _finite("value", e.value)
+    check_feedback(e)
+    if e.seal is not None:
+        check_seal("seal", e.seal)
+    check_time("happened_us", e.happened_us)
+    check_time("received_us", e.received_us)
 
 
 def _routing_trace(e: r.RoutingTrace) -> None:
@@ -176,7 +239,7 @@ def validate_group(e: r.Group, *, rollouts: bool) -> None:
     """A group; without `rollouts` all but what each of its rollouts says alone. Raises `Refused`."""
     _group(e.group_id)
     _names(e, "model", "lineage", "environment", "task_id")
-    _ensure(e.baseline in ("mean", "leave_one_out"), "inconsistent", f"baseline={e.baseline[:80]!r}")
+    _ensure(e.baseline in _BASELINES, "inconsistent", f"baseline={e.baseline[:80]!r}")
     _ensure(0 < len(e.members) <= e.group_size, "inconsistent", f"{len(e.members)} members of {e.group_size}")
     before, shared = -1, _of_group(e)
     finite = rollouts and known_finite([member.rollout.logprobs for member in e.members])
@@ -193,6 +256,13 @@ def validate_group(e: r.Group, *, rollouts: bool) -> None:
         _finite("reward", member.reward)
         _finite("advantage", member.advantage)
         _position(member.trace, "routing-traces")
+        if member.signals < 0:
+            raise Refused("inconsistent", f"signals={member.signals} is negative")
+    if e.baseline == "cohort":
+        early = [member.rollout.index for member in e.members if member.advantage is not None]
+        _ensure(
+            not early, "inconsistent", f"members {early[:20]} have advantages before their cohort is known"
+        )
     _cut(e.cut)
 
 
@@ -246,7 +316,11 @@ def _packed_batch(e: r.PackedBatch) -> None:
             _position(trace, "routing-traces")
         tokens += check_microbatch(microbatch, e)
         sequences += len(microbatch.rollout_ids)
+        for seal in microbatch.seals:
+            if seal is not None:
+                check_seal("seals", seal)
     _distinct("microbatches", (i for m in e.microbatches for i in m.rollout_ids))
+    _cohort(e)
     _ensure(
         sequences <= e.total_sequences and tokens <= e.total_tokens,
         "inconsistent",
@@ -255,11 +329,26 @@ def _packed_batch(e: r.PackedBatch) -> None:
     _cut(e.cut)
 
 
+def _cohort(e: r.PackedBatch) -> None:
+    _coverage(e.coverage)
+    counted = sum(row.rollouts for row in e.coverage)
+    _ensure(counted == e.cohort_size, "inconsistent", f"coverage of {counted} in a cohort of {e.cohort_size}")
+    _finite("cohort_mean", e.cohort_mean)
+    _ensure(e.max_age_ms is None or e.max_age_ms >= 0, "inconsistent", f"max_age_ms={e.max_age_ms}")
+
+
 def _train_step(e: r.TrainStep) -> None:
     _names(e, "model", "lineage")
     _ensure(e.step >= 1, "inconsistent", f"step={e.step}")
     _not_negative(e, "base_version", "sequences", "tokens", "trained_tokens", "groups", "max_lag")
     _not_negative(e, "masked_low", "masked_high", "rejected_sequences", "rejected_tokens")
+    _not_negative(e, "production_sequences", "erased_sequences")
+    _ensure(
+        e.erased_sequences <= e.production_sequences <= e.sequences,
+        "inconsistent",
+        f"{e.erased_sequences} erased of {e.production_sequences} production sequences, {e.sequences} in all",
+    )
+    _coverage(e.coverage)
     _ensure(
         e.version == e.base_version + 1, "inconsistent", f"version {e.version} from base {e.base_version}"
     )
@@ -416,11 +505,14 @@ def _dead_letter(e: r.DeadLetter) -> None:
 
 _CHECKS: Final[dict[type[r.Event], Callable[[Any], None]]] = {
     r.Rollout: _rollout,
+    r.ProductionRollout: _production_rollout,
     r.Reward: _reward,
+    r.Feedback: _feedback,
     r.RoutingTrace: _routing_trace,
     r.Group: _group_event,
     r.GroupFate: _group_fate,
     r.GroupClosed: _group_closed,
+    r.ProductionGroupClosed: _group_closed,
     r.PackedBatch: _packed_batch,
     r.TrainStep: _train_step,
     r.WeightVersion: _weight_version,

@@ -125,6 +125,8 @@ def check_microbatch(m: r.Microbatch, plan: r.PackedBatch) -> int:
     for name, labels in (("environments", m.environments), ("fleets", m.fleets)):
         if len(labels) not in (0, sequences):
             raise Refused("array_length", f"{len(labels)} {name} for {sequences} sequences")
+    if len(m.seals) not in (0, sequences):
+        raise Refused("array_length", f"{len(m.seals)} seals for {sequences} sequences")
     starts_B1 = np.frombuffer(m.cu_seqlens, "<i4")
     if starts_B1[0] != 0 or not (starts_B1[1:] > starts_B1[:-1]).all():
         raise Refused("array_length", "cu_seqlens does not ascend from 0")

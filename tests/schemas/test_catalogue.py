@@ -12,11 +12,14 @@ from rollwire.schemas.identity import IDS, KEYS
 
 SPINE = {
     "rollouts": 4,
+    "production-rollouts": 4,
     "rewards": 4,
+    "user-feedback": 4,
     "routing-traces": 4,
     "groups": 4,
     "group-fates": 4,
     "groups-closed": 4,
+    "production-groups-closed": 4,
     "packed-batches": 8,
     "train-steps": 1,
     "weight-versions": 1,

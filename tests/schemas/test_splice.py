@@ -16,9 +16,20 @@ from rollwire.schemas import splice
 from rollwire.schemas.codec import decode, encode, schema_for
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.framing import PREFIX_BYTES
+from rollwire.schemas.golden import load_examples
 from rollwire.schemas.ids import new_group_id, rollout_id
 from rollwire.schemas.limits import SCAN_ABOVE
-from rollwire.schemas.records import Cut, Group, Member, Position, Rollout, Segment, SharedRun, Span
+from rollwire.schemas.records import (
+    Cut,
+    Group,
+    Member,
+    Position,
+    ProductionRollout,
+    Rollout,
+    Segment,
+    SharedRun,
+    Span,
+)
 from rollwire.schemas.splice import encode_group
 
 US = 1_767_225_600_000_000
@@ -91,6 +102,7 @@ def groups(draw: st.DrawFn) -> Group:
             reward=draw(st.none() | floats),
             advantage=draw(st.none() | floats),
             trace=draw(st.none() | positions),
+            signals=draw(st.integers(0, 2**31)),
         )
         for index in indices
     )
@@ -138,7 +150,7 @@ def a_group(members: int = 4, tokens: int = 30) -> Group:
 
 def test_the_schemas_of_today_can_be_spliced() -> None:
     assert splice._LAYOUT.fits
-    assert splice._LAYOUT.versions == {1}
+    assert splice._LAYOUT.versions == {"rollouts": {2}, "production-rollouts": {1}}
 
 
 @settings(max_examples=60, deadline=None)
@@ -185,6 +197,64 @@ def test_a_body_in_blocks_goes_in_as_it_came() -> None:
     assert decode("groups", spliced.value, spliced.headers, spliced.key) == group
 
 
+def test_a_body_of_an_older_schema_is_not_spliced_but_written_anew() -> None:
+    """Of rollouts v1, whose body lacks fields that a group's rollout has: also where others of the group are of today."""
+    old = {e.name: e for e in load_examples("rollouts") if e.version == 1}["two-versions"]
+    assert isinstance(old.event, Rollout)
+    second = msgspec.structs.replace(old.event, rollout_id=rollout_id(old.event.group_id, 1), index=1)
+    group = msgspec.structs.replace(
+        a_group(),
+        **{name: getattr(second, name) for name in ("group_id", "environment", "task_id", "group_size")},
+        members=tuple(
+            Member(rollout=rollout, reward=1.0, advantage=0.5, trace=None) for rollout in (old.event, second)
+        ),
+    )
+    values = [old.value, encode(second, source=SOURCE, time_us=US).value]
+    spliced = encode_group(group, values, source=SOURCE, time_us=US)
+    assert spliced == encode(group, source=SOURCE, time_us=US)
+    assert decode(spliced.topic, spliced.value, spliced.headers, spliced.key) == group
+
+
+def a_production_group(tokens: int = 30) -> tuple[Group, bytes]:
+    """A group of live traffic, and the value of its one rollout."""
+    (example,) = load_examples("production-rollouts")
+    assert isinstance(example.event, ProductionRollout)
+    plain = a_rollout(example.event.group_id, 0, 1, tokens=tokens, seed=8, text="", model="policy")
+    sealed = {"sealed": example.event.sealed, "outcome": "tool_error", "tenant": "acme", "top_k_experts": 0}
+    fields = msgspec.structs.asdict(plain) | sealed
+    group = msgspec.structs.replace(
+        a_group(1),
+        group_id=plain.group_id,
+        baseline="cohort",
+        members=(Member(rollout=Rollout(**fields), reward=None, advantage=None, trace=None, signals=0),),
+    )
+    return group, encode(ProductionRollout(**fields), source=SOURCE, time_us=US).value
+
+
+def test_a_production_rollouts_body_is_spliced() -> None:
+    group, value = a_production_group(3_000)
+    spliced = encode_group(group, [value], source=SOURCE, time_us=US)
+    assert value[PREFIX_BYTES:] in spliced.value
+    assert spliced == encode(group, source=SOURCE, time_us=US)
+    assert decode(spliced.topic, spliced.value, spliced.headers, spliced.key) == group
+
+
+def test_a_value_of_the_other_topic_of_rollouts_is_refused() -> None:
+    group, value = a_production_group()
+    plain = msgspec.structs.replace(group, baseline="mean")
+    with pytest.raises(Refused) as caught:
+        encode_group(plain, [value], source=SOURCE, time_us=US)
+    assert caught.value.reason == "wrong_schema"
+
+
+def test_a_production_group_has_no_advantages_before_its_cohort_is_known() -> None:
+    group, value = a_production_group()
+    early = msgspec.structs.replace(
+        group, members=(msgspec.structs.replace(group.members[0], advantage=0.5),)
+    )
+    assert refused_by_both(early, [value]) == {"inconsistent"}
+
+
 def test_a_value_of_another_rollout_is_refused() -> None:
     group = a_group()
     values = values_of(group)
@@ -209,6 +279,8 @@ def refused_by_both(group: Group, values: list[bytes | None]) -> set[str]:
         ({"advantage": float("inf")}, "not_finite"),
         ({"reward": 1}, "malformed"),
         ({"advantage": np.float64(1.0)}, "malformed"),
+        ({"signals": -1}, "inconsistent"),
+        ({"signals": 1.0}, "malformed"),
         ({"trace": Position(topic="rewards", partition=0, offset=0)}, "inconsistent"),
         ({"trace": Position(topic="routing-traces", partition=0, offset=-1)}, "inconsistent"),
         ({"trace": Position(topic="routing-traces", partition=0, offset=1.0)}, "malformed"),  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from rollwire.schemas.golden import load_examples
 from rollwire.schemas.records import (
     Claim,
     Component,
+    Coverage,
     Event,
     Group,
     LagCount,
@@ -53,6 +54,10 @@ def segments(*parts: tuple[Any, int, int]) -> tuple[Segment, ...]:
     return tuple(Segment(kind=k, start=a, end=b) for k, a, b in parts)
 
 
+def replaced(event: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(event, **changes)
+
+
 def reason_of(event: Event) -> str:
     """Why an event is refused, on the way out; an event that another client wrote is refused alike on the way in."""
     with pytest.raises(Refused) as caught:
@@ -64,6 +69,10 @@ def reason_of(event: Event) -> str:
 
 
 ROLLOUT = event_of("rollouts", "two-versions")  # 5 prompt tokens, 4 sampled: 2 of version 3, 2 of version 4
+SEALED = event_of("production-rollouts", "sealed")
+COHORT = event_of("packed-batches", "with-a-cohort")  # one answer with signals, one tool error without
+COHORT_STEP = event_of("train-steps", "with-a-cohort")
+COVERED = Coverage(outcome="answered", rollouts=1, signalled=2)
 TRACE = event_of("routing-traces", "inline")  # 3 layers, 8 experts, top 2, 2 rows
 CLAIMED = event_of("routing-traces", "claim-check")
 PACKED = event_of("routing-traces", "packed-bits")  # layers 1 and 3, 384 experts, top 3, 2 rows from row 6
@@ -327,6 +336,26 @@ CASES: list[Case] = [
         {"newest_revert": 0},
         "inconsistent",
     ),
+    ("live traffic in plain", SEALED, {"sealed": None}, "seal_invalid"),
+    ("sealed with its task", SEALED, {"task": "{}"}, "seal_invalid"),
+    ("sealed bytes of another dtype", SEALED, {"token_dtype": "u2"}, "array_length"),
+    ("sealed bytes said to be u1", SEALED, {"token_dtype": "u1", "token_ids": bytes(9)}, "seal_invalid"),
+    ("a pair of live traffic", SEALED, {"group_size": 2}, "inconsistent"),
+    ("live traffic with a trace", SEALED, {"top_k_experts": 2}, "routing_invalid"),
+    ("odd outcome", SEALED, {"outcome": "tool error!"}, "id_invalid"),
+    ("odd tenant", SEALED, {"tenant": "a\nb"}, "id_invalid"),
+    ("no pseudonym", SEALED, {"sealed": replaced(SEALED.sealed, subject="ada@example.org")}, "seal_invalid"),
+    ("short nonce", SEALED, {"sealed": replaced(SEALED.sealed, nonce=bytes(11))}, "seal_invalid"),
+    ("short tag", SEALED, {"sealed": replaced(SEALED.sealed, tag=bytes(12))}, "seal_invalid"),
+    ("negative generation", SEALED, {"sealed": replaced(SEALED.sealed, key=-1)}, "seal_invalid"),
+    ("sealed rollout with a task", ROLLOUT, {"sealed": SEALED.sealed}, "seal_invalid"),
+    ("coverage twice", COHORT, {"coverage": COHORT.coverage[:1] * 2}, "inconsistent"),
+    ("coverage of others", COHORT, {"cohort_size": 3}, "inconsistent"),
+    ("more signals than rollouts", COHORT, {"coverage": (COVERED,), "cohort_size": 1}, "inconsistent"),
+    ("mean of a cohort", COHORT, {"cohort_mean": NAN}, "not_finite"),
+    ("negative age", COHORT, {"max_age_ms": -1}, "inconsistent"),
+    ("more erased than there are", COHORT_STEP, {"erased_sequences": 2}, "inconsistent"),
+    ("more of production than in all", COHORT_STEP, {"production_sequences": 99}, "inconsistent"),
     ("link without base", event_of("weight-links", "skip"), {"base_version": None}, "inconsistent"),
     ("link to itself", event_of("weight-links", "skip"), {"base_version": 4}, "inconsistent"),
     ("skip backwards", event_of("weight-links", "skip"), {"base_version": 9}, "inconsistent"),
@@ -508,6 +537,8 @@ def i8(*values: int) -> bytes:
         ({"traces": (None,)}, "array_length"),
         ({"environments": ("countdown",)}, "array_length"),
         ({"fleets": ("fleet",) * 3}, "array_length"),
+        ({"seals": (None,)}, "array_length"),
+        ({"seals": (None, replaced(SEALED.sealed, tag=b""))}, "seal_invalid"),
         ({"rollout_ids": ()}, "array_length"),
         ({"rollout_ids": ("a", "b")}, "id_invalid"),
         ({"rollout_ids": (ROLLOUT.rollout_id,) * 2}, "inconsistent"),

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Final, Self
@@ -132,10 +133,12 @@ def _join(bootstrap: str, prefix: str, partitions: int) -> None:
 
 
 class FaustWorker:
-    """The worker as a process: a context that leaves none behind."""
+    """A worker as a process: a context that leaves none behind. `run` takes broker, prefix and the number of partitions."""
 
-    def __init__(self, bootstrap: str, prefix: str, partitions: int) -> None:
-        self._process = CONTEXT.Process(target=_join, args=(bootstrap, prefix, partitions), daemon=True)
+    def __init__(
+        self, bootstrap: str, prefix: str, partitions: int, run: Callable[[str, str, int], None] = _join
+    ) -> None:
+        self._process = CONTEXT.Process(target=run, args=(bootstrap, prefix, partitions), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()

@@ -1,0 +1,55 @@
+"""What was acknowledged lately, by any gateway: a hint that answers most repeats at once. The stream removes the others.
+
+An id is remembered after the broker's acknowledgement only, never claimed before: whatever dies in between leaves nothing
+behind, and the retry is a first attempt like any other (C84). Redis away means that nothing is known of it, not that it was
+there. After `ttl_s`, or once a later id has displaced it, a repeat is accepted again and attribution drops it by its own marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollwire.producers.gateway.access import FeedbackKey, LocalRepeats
+from rollwire.streams.seams.hints import NOTHING, WIDTH, Hints
+
+
+class RepeatsConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int = Field(default=100_000, ge=0, description="ids that a gateway remembers itself")
+    ttl_s: float = Field(default=3_600.0, gt=0, description="how long Redis remembers an id for all gateways")
+
+
+class CachedRepeats:
+    """`Repeats`: this process's latest ids, then `hints`. For one thread. Digests are `WIDTH` bytes, and not all zero."""
+
+    def __init__(self, hints: Hints, config: RepeatsConfig) -> None:
+        self._hints = hints
+        self._config = config
+        self._local = LocalRepeats(config.size)
+
+    def known(self, ids: Sequence[FeedbackKey]) -> Mapping[FeedbackKey, bytes]:
+        found = dict(self._local.known(ids))
+        others = [key for key in ids if key not in found]
+        if others and (answer := self._hints.digests(b"".join(map(_name, others)))) is not None:
+            for index, key in enumerate(others):
+                digest = answer[index * WIDTH : (index + 1) * WIDTH]
+                if digest != NOTHING:
+                    found[key] = digest
+        return found
+
+    def remember(self, digests: Mapping[FeedbackKey, bytes]) -> None:
+        if any(len(digest) != WIDTH for digest in digests.values()):
+            raise ValueError(f"a digest is {WIDTH} bytes")
+        self._local.remember(digests)
+        if digests:
+            names = b"".join(map(_name, digests))
+            self._hints.put_digests(names, b"".join(digests.values()), self._config.ttl_s)
+
+
+def _name(key: FeedbackKey) -> bytes:
+    # Neither part may hold a "/" (a tenant and an id are of [A-Za-z0-9._:-]), so that two pairs never read the same.
+    return blake2b(f"{key[0]}/{key[1]}".encode(), digest_size=WIDTH).digest()

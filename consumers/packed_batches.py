@@ -25,12 +25,14 @@ from numpy.typing import NDArray
 
 from rollwire.consumers.trainer.history import BATCHES
 from rollwire.consumers.trainer.plan import Arrays, Expected, check_plan
+from rollwire.consumers.trainer.seals import SealOpener
 from rollwire.consumers.trainer.traces import TraceReader, routes_of
 from rollwire.schemas.errors import Fenced, PlanViolation, Refused
 from rollwire.schemas.records import OffsetRange, PackedBatch
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.sealing import OpenKeys
 from rollwire.streams.seams.store import ObjectStore
 
 _log = structlog.get_logger()
@@ -55,10 +57,12 @@ class Packed(NamedTuple):
 class Plan(NamedTuple):
     """One rank's share of one optimiser step."""
 
-    batch: PackedBatch  # the event: step, versions, groups, digest
+    batch: PackedBatch  # the event: step, versions, groups, digest; what was sealed in it is open
     arrays: tuple[Arrays, ...]  # by microbatch
     microbatches: tuple[Packed, ...]  # the same with their routing traces; empty until they are resolved
     consumed: OffsetRange  # for `train-steps`
+    sealed: int = 0  # sequences of live traffic, as the plan has them
+    left_out: int = 0  # of them, those that open no more: their person was erased; they are not in `batch`
 
     @property
     def step(self) -> int:
@@ -76,7 +80,8 @@ class Plan(NamedTuple):
 
 
 class PackedBatchReader:
-    """Reads rank `rank` of `ranks`. `routing` asks for the routing traces; None reads none. Not thread-safe."""
+    """Reads rank `rank` of `ranks`. `routing` asks for the routing traces; None reads none. `keys` opens the key store for
+    the sealed tokens of live traffic, when there are some. Not thread-safe."""
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class PackedBatchReader:
         rank: int = 0,
         ranks: int = 1,
         routing: RoutingShape | None = None,
+        keys: OpenKeys | None = None,
         deadline_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
@@ -96,6 +102,7 @@ class PackedBatchReader:
         self._rank = rank
         self._ranks = ranks
         self._routing = routing
+        self._opener = SealOpener(keys)
         self._clock = clock or SystemClock()
         self._store = store
         self._partition = TopicPartition(BATCHES, rank)
@@ -140,7 +147,8 @@ class PackedBatchReader:
 
     def read(self, timeout_s: float) -> Plan | None:
         """The next plan, checked, its traces not read yet; `None` when it is not there after `timeout_s`, with 0: when the
-        log at hand does not hold it. Raises `PlanViolation`, `OffsetLost`, and `Fenced` where the plan is for a revert that
+        log at hand does not hold it. Raises `PlanViolation`, `OffsetLost`, `ConfigError`, `KeyMissing` and `StoreUnavailable`
+        where sealed tokens cannot be opened though nobody erased them, and `Fenced` where the plan is for a revert that
         was made meanwhile: start again."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         at_rest = False
@@ -210,7 +218,9 @@ class PackedBatchReader:
             consumed = OffsetRange(
                 topic=BATCHES, partition=self._rank, start=self._offset, end=record.offset + 1
             )
-            return Plan(batch, tuple(check_plan(batch, expected)), (), consumed)
+            check_plan(batch, expected)  # before keys are asked for
+            batch, sealed, left_out = self._opener.opened(batch)
+            return Plan(batch, tuple(check_plan(batch, expected)), (), consumed, sealed, left_out)
         return None
 
     def _passes_by(self, batch: PackedBatch) -> bool:

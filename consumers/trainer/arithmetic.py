@@ -31,6 +31,7 @@ from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, PlanViolatio
 from rollwire.schemas.records import Claim, PackedBatch, WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.sealing import OpenKeys
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.work import Threads, Work
 
@@ -43,7 +44,15 @@ class ArithmeticLearner:
     """All ranks of one trainer in one process and thread: rank r's slice is read from partition r."""
 
     def __init__(
-        self, log: Log, store: ObjectStore, config: TrainerConfig, *, model: str, lineage: str, clock: Clock
+        self,
+        log: Log,
+        store: ObjectStore,
+        config: TrainerConfig,
+        *,
+        model: str,
+        lineage: str,
+        clock: Clock,
+        keys: OpenKeys | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -58,6 +67,7 @@ class ArithmeticLearner:
                 lineage=lineage,
                 rank=rank,
                 ranks=config.ranks,
+                keys=keys,
                 deadline_s=config.read_deadline_s,
                 clock=clock,
             )
@@ -178,13 +188,16 @@ def arithmetic_run(
     clock: Clock | None = None,
     publisher_config: PublisherConfig | None = None,
     work: Work | None = None,
+    keys: OpenKeys | None = None,
 ) -> Run:
     """What a `Session` is made of; with `work=Inline()` it is driven by hand."""
     clock = clock or SystemClock()
     return Run(
         log=log,
         store=store,
-        learner=lambda: ArithmeticLearner(log, store, config, model=model, lineage=lineage, clock=clock),
+        learner=lambda: ArithmeticLearner(
+            log, store, config, model=model, lineage=lineage, clock=clock, keys=keys
+        ),
         config=config,
         publisher_config=publisher_config,
         hf_config=None,
@@ -210,6 +223,7 @@ def run_arithmetic_trainer(
     until_step: int | None = None,
     clock: Clock | None = None,
     publisher_config: PublisherConfig | None = None,
+    keys: OpenKeys | None = None,
 ) -> WeightVersion | None:
     """As `run.run_trainer`, with the same transactional id, group, events, objects and errors."""
     run = arithmetic_run(
@@ -223,5 +237,6 @@ def run_arithmetic_trainer(
         until_step=until_step,
         clock=clock,
         publisher_config=publisher_config,
+        keys=keys,
     )
     return run_sessions(run, stop.wait)

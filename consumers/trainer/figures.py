@@ -5,8 +5,9 @@ Legend: S trained tokens, in the order of ranks and microbatches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -16,7 +17,11 @@ from rollwire.consumers.packed_batches import Plan
 from rollwire.consumers.trainer.measure import lag_histogram
 from rollwire.kernels.mismatch import mismatch, mismatch_by
 from rollwire.schemas.errors import PlanViolation
-from rollwire.schemas.records import OffsetRange, PackedBatch, TrainStep
+from rollwire.schemas.records import Mismatch, OffsetRange, PackedBatch, TrainStep
+
+NOT_MEASURED: Final = Mismatch(
+    tokens=0, mean=math.nan, p50=math.nan, p99=math.nan, max=math.nan, k1=math.nan, k3=math.nan
+)
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +42,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     masked_high: int = 0
     rejected_sequences: int = 0
     rejected_tokens: int = 0
+    production_sequences: int = 0  # of live traffic, as the plan has them
+    erased_sequences: int = 0  # of them, those that open no more
     implausible: tuple[
         int, ...
     ] = ()  # [L] recorded experts that the filter found implausible; empty = filter off
@@ -64,6 +71,8 @@ def figures_of(
         source_of=np.concatenate([np.zeros(0, "<i8"), *counted]).astype("<i8").tobytes(),
         entropy_sum=entropy_sum,
         truncated=truncated,
+        production_sequences=plan.sealed,
+        erased_sequences=plan.left_out,
     )
 
 
@@ -79,13 +88,16 @@ def train_step(
 ) -> TrainStep:
     """The event of a step; `state_digest` and `finished_us` are filled in when its version stands in the store.
 
-    Raises `PlanViolation` for a plan that trains on no token at all.
+    Raises `PlanViolation` for a plan that trains on no token at all, unless that is because all of it was erased: that
+    step measured nothing.
     """
     pi_S = _joined([one.pi for one in figures], "<f4")
     mu_S = _joined([one.mu for one in figures], "<f4")
     versions_S = _joined([one.versions for one in figures], "<i8")
-    if pi_S.size == 0:
+    erased = sum(one.erased_sequences for one in figures)
+    if pi_S.size == 0 and not erased:
         raise PlanViolation(f"the plan of step {plan.step} trains on no token")
+    trained = max(1, pi_S.size)  # of shares of none
     # Every rank numbers its sources from 0.
     first = np.cumsum([0, *(len(one.sources) for one in figures)])
     source_S = np.concatenate(
@@ -103,7 +115,7 @@ def train_step(
         version=plan.base_version + 1,
         loss=sum(one.loss for one in figures),
         grad_norm=grad_norm,
-        entropy=sum(one.entropy_sum for one in figures) / pi_S.size,
+        entropy=sum(one.entropy_sum for one in figures) / pi_S.size if pi_S.size else math.nan,
         learning_rate=learning_rate,
         reward_mean=plan.reward_mean,
         sequences=plan.total_sequences,
@@ -112,11 +124,11 @@ def train_step(
         groups=len(plan.group_ids),
         max_lag=plan.base_version - plan.oldest_version,
         lag_histogram=lag_histogram(versions_S, plan.base_version),
-        mismatch=mismatch(pi_S, mu_S),
+        mismatch=mismatch(pi_S, mu_S) if pi_S.size else NOT_MEASURED,
         mismatch_same_version=mismatch(pi_S[same_S], mu_S[same_S]) if same_S.any() else None,
-        mismatch_no_replay=mismatch(_joined(free, "<f4"), mu_S) if free else None,
+        mismatch_no_replay=mismatch(_joined(free, "<f4"), mu_S) if free and pi_S.size else None,
         routes_differing=sum(one.routes_differing for one in figures) / compared if compared else None,
-        ratio_truncated=sum(one.truncated for one in figures) / pi_S.size,
+        ratio_truncated=sum(one.truncated for one in figures) / trained,
         tokens_per_s=plan.total_tokens / duration_s,
         duration_ms=duration_s * 1e3,
         consumed=consumed,
@@ -124,12 +136,15 @@ def train_step(
         state_digest="",
         settings=settings,
         finished_us=0,
-        mismatch_by=mismatch_by(pi_S, mu_S, versions_S, source_S, sources),
+        mismatch_by=mismatch_by(pi_S, mu_S, versions_S, source_S, sources) if pi_S.size else (),
         masked_low=sum(one.masked_low for one in figures),
         masked_high=sum(one.masked_high for one in figures),
         rejected_sequences=sum(one.rejected_sequences for one in figures),
         rejected_tokens=sum(one.rejected_tokens for one in figures),
         routes_implausible=tuple(map(sum, zip(*(one.implausible for one in figures), strict=True))),
+        coverage=plan.coverage,
+        production_sequences=sum(one.production_sequences for one in figures),
+        erased_sequences=erased,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from rollwire.consumers.packed_batches import PackedBatchReader, Plan, RoutingShape
@@ -20,6 +21,7 @@ from rollwire.schemas.errors import PlanViolation
 from rollwire.schemas.records import PackedBatch
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.sealing import OpenKeys
 from rollwire.streams.seams.store import ObjectStore
 
 
@@ -38,6 +40,7 @@ class RankWorker:
         rank: int,
         clock: Clock,
         all_reduce: Callable[[torch.Tensor], None],
+        keys: OpenKeys | None = None,
     ) -> None:
         # Thread count and algorithms change bits, so they are part of the recipe, not of the machine.
         torch.use_deterministic_algorithms(True)
@@ -59,6 +62,7 @@ class RankWorker:
             )
             if config.routing_replay or config.routing_filter
             else None,
+            keys=keys,
             deadline_s=config.read_deadline_s,
             clock=clock,
         )
@@ -93,12 +97,15 @@ class RankWorker:
         works = [Work(packed.arrays, packed.routes_TLK) for packed in plan.microbatches if packed.rollout_ids]
         if self._config.control and works:
             works = shuffled(works, seed=self._config.seed, step=plan.step, rank=self._rank)
-        return add_gradients(
+        figures = add_gradients(
             self.weights.policy,
             works,
             self._config,
             total_sequences=plan.batch.total_sequences,
             measure_free=self._config.measures_without_replay(plan.step),
+        )
+        return msgspec.structs.replace(
+            figures, production_sequences=plan.sealed, erased_sequences=plan.left_out
         )
 
     def apply(self) -> float:

@@ -52,6 +52,7 @@ from rollwire.schemas.errors import ConfigError, DeadlineExceeded, RankLost, Rol
 from rollwire.schemas.records import Claim, PackedBatch
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.sealing import OpenKeys
 from rollwire.streams.seams.store import ObjectStore
 
 Connect = Callable[[], tuple[Log, ObjectStore]]
@@ -84,6 +85,7 @@ class RankGroup:
         clock: Clock,
         connect: Connect | None,
         initial: State | None = None,
+        keys: OpenKeys | None = None,
     ) -> None:
         if config.ranks > 1 and connect is None:
             raise ConfigError(
@@ -112,10 +114,11 @@ class RankGroup:
             rank=0,
             clock=clock,
             all_reduce=_all_reduce if config.ranks > 1 else _alone,
+            keys=keys,
         )
         if connect is not None and config.ranks > 1:
             try:
-                self._spawn(policy_config, model, lineage, connect)
+                self._spawn(policy_config, model, lineage, connect, keys)
             except BaseException:
                 self.close()
                 raise
@@ -226,7 +229,14 @@ class RankGroup:
             self._joined = False
         self.local.close()
 
-    def _spawn(self, policy_config: PolicyConfig, model: str, lineage: str, connect: Connect) -> None:
+    def _spawn(
+        self,
+        policy_config: PolicyConfig,
+        model: str,
+        lineage: str,
+        connect: Connect,
+        keys: OpenKeys | None,
+    ) -> None:
         config = self._config
         context = multiprocessing.get_context("spawn")
         deadline = timedelta(seconds=config.rank_deadline_s)
@@ -241,7 +251,10 @@ class RankGroup:
             here, there = context.Pipe()
             spec = RankSpec(policy_config, config, model, lineage, rank, rendezvous.port)
             process = context.Process(
-                target=rank_main, args=(there, spec, connect), name=f"trainer-rank-{rank}", daemon=True
+                target=rank_main,
+                args=(there, spec, connect, keys),
+                name=f"trainer-rank-{rank}",
+                daemon=True,
             )
             process.start()
             there.close()
@@ -262,7 +275,7 @@ class RankGroup:
         ]
 
 
-def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
+def rank_main(connection: Connection, spec: RankSpec, connect: Connect, keys: OpenKeys | None = None) -> None:
     """The process of one rank: obeys rank 0 until it says stop or dies."""
     # Ctrl-C reaches every process of a terminal; rank 0 decides, and finishes the step first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -277,6 +290,7 @@ def rank_main(connection: Connection, spec: RankSpec, connect: Connect) -> None:
         rank=spec.rank,
         clock=SystemClock(),
         all_reduce=_all_reduce,
+        keys=keys,
     )
     try:
         send(connection, Done())

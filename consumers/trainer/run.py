@@ -14,6 +14,7 @@ from rollwire.kernels.tensors import State
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.sealing import OpenKeys
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.work import Threads
 
@@ -33,17 +34,19 @@ def run_trainer(
     clock: Clock | None = None,
     publisher_config: PublisherConfig | None = None,
     connect: Connect | None = None,
+    keys: OpenKeys | None = None,
 ) -> WeightVersion | None:
     """Trains `lineage`: one plan, one optimiser step, one version, one transaction. Returns the last version committed.
 
     A lineage without versions begins with `initial` as version 0. `until_step` ends it after that step is committed;
     `stop` ends it after the running step, within `shutdown_s`. `connect` opens the log and the store of the other
-    ranks' processes, for `ranks` > 1.
+    ranks' processes, for `ranks` > 1. `keys` opens the key store, in each rank's process, when a plan holds sealed tokens.
 
     When a version cannot be published (store or broker away beyond their deadlines), the steps that are not committed
     are discarded and the trainer starts again from its checkpoint, at most `max_restarts` times in a row without
     progress. Raises then what stopped it, and at once: `Fenced` (another trainer took over), `PlanViolation`,
-    `OffsetLost`, `ReplayDiverged`, `MismatchDrift` (paused, the step that raised the alarm being committed), `RankLost`, `ConfigError`, `StateMismatch`.
+    `OffsetLost`, `ReplayDiverged`, `MismatchDrift` (paused, the step that raised the alarm being committed), `RankLost`, `ConfigError`, `StateMismatch`,
+    `KeyMissing`, `Erased` (a step that must be replayed holds what was erased since).
     """
     clock = clock or SystemClock()
     return run_sessions(
@@ -60,6 +63,7 @@ def run_trainer(
                 clock=clock,
                 connect=connect,
                 initial=initial,
+                keys=keys,
             ),
             config=config,
             publisher_config=publisher_config,

@@ -44,7 +44,14 @@ from rollwire.consumers.trainer.learner import Head, Learner
 from rollwire.consumers.trainer.pipeline import Pipeline, Run
 from rollwire.consumers.trainer.plan import check_agreement
 from rollwire.kernels.digest import StateDigest
-from rollwire.schemas.errors import DeadlineExceeded, Fenced, MismatchDrift, OffsetLost, ReplayDiverged
+from rollwire.schemas.errors import (
+    DeadlineExceeded,
+    Erased,
+    Fenced,
+    MismatchDrift,
+    OffsetLost,
+    ReplayDiverged,
+)
 from rollwire.schemas.records import Notice, OffsetRange, TrainStep, WeightVersion
 from rollwire.streams.reverts import NO_REVERTS
 from rollwire.streams.seams.log import TopicPartition
@@ -73,6 +80,7 @@ class Session:
         self._heads: list[Head] | None = None  # a plan that was read and is not taken
         self._replaying: deque[TrainStep] = deque()
         self._resumed: WeightVersion | None = None
+        self._restored = 0  # the version whose checkpoint this life began with
         self._deadline_s: float | None = None  # of what the phase waits for
         self._stopping = False
         self._made: Learner | None = None
@@ -183,6 +191,7 @@ class Session:
         )
         self._reverts = history.reverts
         self._offsets, self._version = resume.offsets, version.version
+        self._restored = version.version
         digest = self._digest()
         if digest != version.state_digest:
             raise ReplayDiverged(
@@ -219,10 +228,20 @@ class Session:
                 f"step {step.step} was taken from other records than those now before the trainer: "
                 f"{ends}, plan {heads[0].digest}"
             )
-        self._learner.compute()
+        figures = self._learner.compute()
+        self._check_erased(step, sum(one.erased_sequences for one in figures))
         self._learner.apply()
         self._replayed(step, ends)
         return "moved"
+
+    def _check_erased(self, step: TrainStep, found: int) -> None:
+        """What was erased since a step was taken cannot be trained on again (`seals` says why a count is enough)."""
+        if found > step.erased_sequences:
+            raise Erased(
+                f"step {step.step} was trained on {found - step.erased_sequences} sequences of people who were erased since: "
+                f"versions {self._restored + 1} to {self._replaying[-1].version} can be rebuilt from their deltas, not by "
+                f"training. To train on, go back to the checkpoint: `rollwire weights revert --to {self._restored}`"
+            )
 
     def _go_over(self, revert: TrainStep) -> None:
         """The weights are those that the revert went back to: they count as its version, and reading goes on behind it."""

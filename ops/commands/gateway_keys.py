@@ -150,7 +150,8 @@ def list_(*, folder: In = _FOLDER, bucket: Bucket = None, dir: Folder = DEFAULT_
             " ".join(key.origins),
             key.note,
         )
-    Console(highlight=False, markup=False).print(table)
+    # Into a pipe a line is never folded: it goes on to grep or awk.
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 240).print(table)
 
 
 def _state(key: ApiKey, now_us: int) -> str:

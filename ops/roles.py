@@ -18,6 +18,7 @@ from rollwire.ops.parent import stop_with_parent
 from rollwire.ops.registry import set_registry
 from rollwire.ops.settings import RunSettings, load_settings
 from rollwire.ops.stack import StackInfo, read_stack
+from rollwire.ops.stack.master_key import master_key_file
 from rollwire.ops.stopping import stop_on_signals
 from rollwire.ops.stores import stack_store
 from rollwire.producers.environments.known import LearnableEnvironment, make_environment
@@ -29,6 +30,7 @@ from rollwire.streams.seams.store_s3 import S3Store
 if TYPE_CHECKING:
     from rollwire.consumers.weights.follow import FollowConfig
     from rollwire.consumers.weights.subscriber import WeightSubscriber
+    from rollwire.streams.assemble_config import JoinConfig
 
 
 EVALUATOR_ROWS = 512  # requests that the evaluator decodes at once
@@ -128,13 +130,21 @@ def run_verifier_role(run: Run) -> None:
 
 
 def run_assemble_role(run: Run) -> None:
+    _assemble(run, run.settings.assemble)
+
+
+def run_assemble_production_role(run: Run) -> None:
+    _assemble(run, run.settings.production)
+
+
+def _assemble(run: Run, config: JoinConfig) -> None:
     from rollwire.streams.run_assemble import run_assemble
 
     tune_memory()
-    with run.log("assemble") as log:
+    with run.log(config.kind.name) as log:
         run_assemble(
             log,
-            run.settings.assemble,
+            config,
             prefix=run.settings.prefix,
             partitions=None,
             stop=run.stop,
@@ -162,7 +172,7 @@ def run_pack_role(run: Run) -> None:
 
 
 def run_trainer_role(run: Run) -> None:
-    from rollwire.consumers.trainer.connect import LiveStack
+    from rollwire.consumers.trainer.connect import LiveKeys, LiveStack
     from rollwire.consumers.trainer.run import run_trainer
     from rollwire.ops.warm import load_warm_start
 
@@ -192,6 +202,14 @@ def run_trainer_role(run: Run) -> None:
                 run.stack.secret_key,
                 run.stack.region,
                 settings.schema_registry_url,
+            ),
+            keys=LiveKeys(
+                master_key_file(run.stack.dir),
+                run.stack.s3_endpoint,
+                run.stack.bucket,
+                run.stack.access_key,
+                run.stack.secret_key,
+                run.stack.region,
             ),
         )
 
@@ -263,6 +281,7 @@ ROLES: dict[str, Callable[[Run], None]] = {
     "fleet": run_fleet_role,
     "verifier": run_verifier_role,
     "assemble": run_assemble_role,
+    "assemble-production": run_assemble_production_role,
     "pack": run_pack_role,
     "trainer": run_trainer_role,
     "arithmetic-trainer": run_arithmetic_trainer_role,

@@ -24,7 +24,7 @@ from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig, ProductionConfig
 from rollwire.streams.drive import RuntimeConfig
 from rollwire.streams.pack import PackConfig
 
@@ -69,6 +69,9 @@ class RunSettings(BaseModel):
     )
     verifier: VerifierConfig = VerifierConfig()
     assemble: AssembleConfig = AssembleConfig()
+    production: ProductionConfig = Field(
+        default=ProductionConfig(), description="how answers of live traffic are joined with their rewards"
+    )
     pack: PackConfig = PackConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     trainer: TrainerConfig = TrainerConfig()

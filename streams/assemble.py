@@ -7,6 +7,9 @@ worker that was away for an hour closes the groups of that hour as one that was 
 every input was read past it. An event that is later than the deadline is refused, but opens its group all the same: a
 group of which nothing came in time (the broker was away, say) gets its fate too, and its slot goes back.
 
+There is one instance for what was sampled for training and one for live traffic, whose long windows hold back nobody
+(`assemble_config.Kind`). Both read `rewards`, and each passes the other's by.
+
 State is not written elsewhere. The committed offset stays at the oldest open group; `groups-closed` names those that were
 closed above it; the read position (see `Step`) tells which refusals were written already. It is one position over all
 inputs: after a restart, new records wait until the known ones of every input were read again (`CatchUp`).
@@ -17,16 +20,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from rollwire.kernels.advantages import Baseline
-from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import opened_us
-from rollwire.schemas.records import Cut, Event, Group, GroupClosed, Position, Reward, Rollout
+from rollwire.schemas.records import Cut, Event, Group, Position, Reward, Rollout
 from rollwire.schemas.records import RoutingTrace as Trace
+from rollwire.streams.assemble_config import REWARDS, JoinConfig
 from rollwire.streams.assemble_group import OpenGroup, group_of
 from rollwire.streams.catch_up import CatchUp
 from rollwire.streams.dead_letter import dead_letter
@@ -34,76 +33,17 @@ from rollwire.streams.emit import outgoing, outgoing_group
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
 from rollwire.streams.step import Changelog, Memory, Taken
 
-NAME: Final = "assemble"
-_SOURCE: Final = f"rollwire/{NAME}"
-JOINED: Final = ("rollouts", "rewards", "routing-traces")
-CLOSED: Final = "groups-closed"
-
-
-class AssembleConfig(BaseModel):
-    """How groups are joined."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    group_deadline_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="From the opening of a group (its UUIDv7) to the last moment an event counts.",
-    )
-    late_horizon_s: float = Field(
-        default=3600.0,
-        gt=0,
-        description="Closed groups are remembered this long; older events are late without a look-up.",
-    )
-    grace_s: float = Field(
-        default=1.0,
-        ge=0,
-        description="A deadline strikes this much later: open transactions may hide events that are in time.",
-    )
-    ahead_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="A group opened further in the future than this (a wrong clock) is refused.",
-    )
-    baseline: Baseline = Field(
-        default="mean", description="What is subtracted from a reward: the group's mean, or the others'."
-    )
-    equal_rewards: Literal["filter", "keep"] = Field(
-        default="filter",
-        description="A group whose rewards are all equal teaches nothing: filter it, or keep it with advantages of 0.",
-    )
-    require_traces: bool = Field(
-        default=True,
-        description="A rollout that says that its routes were recorded waits for its routing trace.",
-    )
-    incomplete: Literal["drop", "close_partial"] = Field(
-        default="drop",
-        description="At the deadline: drop what is not whole, or train on the members that are.",
-    )
-
-    @model_validator(mode="after")
-    def _horizon_holds_the_deadline(self) -> AssembleConfig:
-        if self.late_horizon_s < self.group_deadline_s:
-            raise ValueError(
-                f"late_horizon_s={self.late_horizon_s:g} is shorter than group_deadline_s={self.group_deadline_s:g}: "
-                "closed groups would be forgotten while their events still count"
-            )
-        kept_s = TOPICS[CLOSED].retention_ms / 1e3
-        if 0 <= kept_s <= self.late_horizon_s:
-            raise ValueError(
-                f"late_horizon_s={self.late_horizon_s:g} is not shorter than the {kept_s:g} s that {CLOSED} is kept: a "
-                f"restart would open closed groups again; raise retention_ms in schemas/topics/{CLOSED}.toml first"
-            )
-        return self
-
 
 class Assembler:
     """The state machine of one partition; implements `rollwire.streams.step.Step`."""
 
-    def __init__(self, partition: int, config: AssembleConfig) -> None:
-        topics = JOINED if config.require_traces else JOINED[:2]
-        self.inputs: tuple[TopicPartition, ...] = tuple(TopicPartition(topic, partition) for topic in topics)
-        self.memories: tuple[Memory, ...] = (Changelog(TopicPartition(CLOSED, partition)),)
+    def __init__(self, partition: int, config: JoinConfig) -> None:
+        self._kind = kind = config.kind
+        self._source = f"rollwire/{kind.name}"
+        self.inputs: tuple[TopicPartition, ...] = tuple(
+            TopicPartition(topic, partition) for topic in config.topics
+        )
+        self.memories: tuple[Memory, ...] = (Changelog(TopicPartition(kind.closed, partition)),)
         self._config = config
         self._deadline_us = round(config.group_deadline_s * 1e6)
         self._horizon_us = round(config.late_horizon_s * 1e6)
@@ -125,7 +65,7 @@ class Assembler:
 
     def restore(self, taken: Taken) -> None:
         # What was refused is not ours: nobody but assemble writes here, and a foreign record closes nothing.
-        if isinstance(taken.event, GroupClosed):
+        if isinstance(taken.event, self._kind.mark):
             self._remember(taken.event.group_id)
 
     def start(self, committed: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
@@ -191,6 +131,8 @@ class Assembler:
         again = record.offset < self._decided[partition]
         if decoded is None:
             return  # a delete: none of the inputs is compacted
+        if record.topic == REWARDS and self._kind.passes_by(decoded):
+            return
         group: OpenGroup | None = None
         event: Event | None = None
         try:
@@ -209,10 +151,10 @@ class Assembler:
             self._add(group, record, event, clock_us, outputs)
         except Refused as refused:
             if not self._written(record, group, event):
-                outputs.append(dead_letter(record, refused, refused_by=NAME, time_us=clock_us))
+                outputs.append(dead_letter(record, refused, refused_by=self._kind.name, time_us=clock_us))
             return
         group.fresh = group.fresh or not again
-        if group.whole(traces=self._config.require_traces):
+        if group.whole(traces=self._config.traced):
             if group.fresh:
                 self._close(group, clock_us, outputs)
             else:  # whole by what was read before: closed then, even if its mark has left `groups-closed` since
@@ -228,7 +170,9 @@ class Assembler:
         elif isinstance(event, Rollout):
             for bad in group.take_rollout(record.offset, event, record.value):
                 if not self._written(bad.record, group, bad.event):
-                    outputs.append(dead_letter(bad.record, bad.refused, refused_by=NAME, time_us=clock_us))
+                    outputs.append(
+                        dead_letter(bad.record, bad.refused, refused_by=self._kind.name, time_us=clock_us)
+                    )
 
     def _written(self, record: Record, group: OpenGroup | None, event: Event | None) -> bool:
         """Whether an earlier owner wrote this refusal: it had read the record and the rollout that it is judged by."""
@@ -252,7 +196,7 @@ class Assembler:
             )
         group = self._open.get(group_id)
         if group is None:
-            group = self._open[group_id] = OpenGroup(group_id, opened + self._deadline_us)
+            group = self._open[group_id] = self._kind.open_group(group_id, opened + self._deadline_us)
             heapq.heappush(self._due, (group.deadline_us + self._grace_us, group_id))
         return group
 
@@ -275,29 +219,25 @@ class Assembler:
             self._closed.discard(heapq.heappop(self._forget)[1])
 
     def _close(self, group: OpenGroup, clock_us: int, outputs: list[Outgoing]) -> None:
-        config, cut = self._config, self._cut(clock_us)
-        outcome = group.decide(
-            cut,
-            baseline=config.baseline,
-            keep_equal=config.equal_rewards == "keep",
-            traces=config.require_traces,
-            partial=config.incomplete == "close_partial",
-        )
+        cut = self._cut(clock_us)
+        outcome = self._config.decide(group, cut)
         try:
             if isinstance(outcome, Group):
-                encoded = outgoing_group(outcome, group.values_of(outcome), source=_SOURCE, time_us=clock_us)
+                encoded = outgoing_group(
+                    outcome, group.values_of(outcome), source=self._source, time_us=clock_us
+                )
             else:
-                encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)
+                encoded = outgoing(outcome, source=self._source, time_us=clock_us)
         except Refused as refused:  # too large for one record, say
             outcome = group.fate(cut, "dropped", refused.reason, refused.detail)
-            encoded = outgoing(outcome, source=_SOURCE, time_us=clock_us)
-        closed = GroupClosed(
+            encoded = outgoing(outcome, source=self._source, time_us=clock_us)
+        closed = self._kind.mark(
             group_id=group.group_id,
             fate="kept" if isinstance(outcome, Group) else outcome.fate,
             reason="" if isinstance(outcome, Group) else outcome.reason,
             closed_us=clock_us,
         )
-        outputs += (encoded, outgoing(closed, source=_SOURCE, time_us=clock_us))
+        outputs += (encoded, outgoing(closed, source=self._source, time_us=clock_us))
         self._forget_open(group)
 
     def _forget_open(self, group: OpenGroup) -> None:

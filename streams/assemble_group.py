@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,8 @@ class Refusal(NamedTuple):
 
 class OpenGroup:
     """The members of one group so far. `take_*` raise `Refused` for the event they are given."""
+
+    decided_by: ClassVar[str] = "assemble"
 
     __slots__ = (
         "came_at",
@@ -247,7 +249,7 @@ class OpenGroup:
             fate=fate,
             reason=reason,
             detail=detail,
-            decided_by="assemble",
+            decided_by=self.decided_by,
             # A group of which no rollout came has no slot to give back that anybody could name.
             fleet=first.fleet if first is not None else "unknown",
             replica=first.replica if first is not None else "unknown",

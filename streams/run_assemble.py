@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rollwire.schemas.errors import LogUnavailable, SplitPair, TopicMismatch
-from rollwire.streams.assemble import CLOSED, JOINED, NAME, AssembleConfig, Assembler
+from rollwire.streams.assemble import Assembler
+from rollwire.streams.assemble_config import JoinConfig, Kind
 from rollwire.streams.runtime import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, SharedLog, TopicPartition
@@ -16,7 +17,7 @@ from rollwire.streams.workers import run_by_hand, run_shared
 
 def run_assemble(
     log: SharedLog,
-    config: AssembleConfig,
+    config: JoinConfig,
     *,
     prefix: str,
     partitions: Sequence[int] | None = None,
@@ -24,7 +25,7 @@ def run_assemble(
     clock: Clock | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> None:
-    """Assembles until `stop` is set. `partitions`: those to work on, whatever others do; None = this process's share.
+    """Assembles the groups of the config's kind until `stop` is set. `partitions`: those to work on, whatever others do; None = this process's share.
 
     Raises `TopicMismatch` where the joined topics differ in their partition counts, `SplitPair` for a partition of
     which only some of the joined topics were asked for or assigned, and what `run_step` raises: the first failure stops
@@ -32,23 +33,24 @@ def run_assemble(
     """
     clock = clock or SystemClock()
     runtime = runtime or RuntimeConfig()
-    chosen = _patiently(partial(co_partitions, log, partitions), runtime, stop, clock)
+    chosen = _patiently(partial(co_partitions, log, config.kind, partitions), runtime, stop, clock)
     if chosen is None:
         return
     if partitions is not None:
         run_by_hand(log, _drives(config, prefix, chosen), runtime, stop=stop, clock=clock)
         return
-    topics = JOINED if config.require_traces else JOINED[:2]
+    topics = config.topics
 
     def plan(held: frozenset[TopicPartition]) -> Mapping[str, Drive]:
         return _drives(config, prefix, whole_pairs(held, topics))
 
-    run_shared(log, f"{prefix}{NAME}", topics, plan, runtime, stop=stop, clock=clock)
+    run_shared(log, f"{prefix}{config.kind.name}", topics, plan, runtime, stop=stop, clock=clock)
 
 
-def drive(config: AssembleConfig, prefix: str, partition: int) -> Drive:
+def drive(config: JoinConfig, prefix: str, partition: int) -> Drive:
     """What drives one partition: its ids on the broker and its state machine."""
-    return Drive(f"{prefix}{NAME}.{partition}", f"{prefix}{NAME}", partial(Assembler, partition, config))
+    name = f"{prefix}{config.kind.name}"
+    return Drive(f"{name}.{partition}", name, partial(Assembler, partition, config))
 
 
 def whole_pairs(held: frozenset[TopicPartition], topics: Sequence[str]) -> list[int]:
@@ -64,15 +66,15 @@ def whole_pairs(held: frozenset[TopicPartition], topics: Sequence[str]) -> list[
     return numbers
 
 
-def co_partitions(log: Log, partitions: Sequence[int] | None) -> list[int]:
+def co_partitions(log: Log, kind: Kind, partitions: Sequence[int] | None) -> list[int]:
     """The partitions to work on, after proof that each has all halves of the join."""
-    counts = {topic: log.partitions(topic) for topic in (*JOINED, CLOSED)}
+    counts = {topic: log.partitions(topic) for topic in (*kind.joined, kind.closed)}
     if len(set(counts.values())) != 1:
         text = ", ".join(f"{topic} {count}" for topic, count in counts.items())
         raise TopicMismatch(
             f"joined topics must have equal partition counts: {text}; see `rollwire topics describe`"
         )
-    count = counts[CLOSED]
+    count = counts[kind.closed]
     chosen = list(range(count)) if partitions is None else sorted(set(partitions))
     outside = [p for p in chosen if not 0 <= p < count]
     if outside or not chosen:
@@ -82,7 +84,7 @@ def co_partitions(log: Log, partitions: Sequence[int] | None) -> list[int]:
     return chosen
 
 
-def _drives(config: AssembleConfig, prefix: str, partitions: Sequence[int]) -> dict[str, Drive]:
+def _drives(config: JoinConfig, prefix: str, partitions: Sequence[int]) -> dict[str, Drive]:
     drives = [drive(config, prefix, p) for p in partitions]
     return {one.transactional_id: one for one in drives}
 

@@ -11,9 +11,11 @@ from rollwire.schemas.records import (
     Claim,
     Component,
     FinishReason,
+    ProductionRollout,
     Reward,
     Rollout,
     RoutingTrace,
+    Seal,
     Segment,
     Span,
     WeightVersion,
@@ -74,6 +76,51 @@ def rollout(
         seed=seed,
         started_us=at_us,
         finished_us=at_us,
+    )
+
+
+def answer(
+    group: str,
+    *,
+    at_us: int,
+    outcome: str = "answered",
+    version: int = 0,
+    prompt: int = 6,
+    sampled: int = 10,
+    person: int = 0,
+    model: str = "policy",
+) -> ProductionRollout:
+    """One answer of live traffic, alone in its group. Its seal opens nothing."""
+    plain = rollout(
+        group, 0, 1, at_us=at_us, prompt=prompt, sampled=sampled, version=version, top_k=0, model=model
+    )
+    tokens_T = np.frombuffer(plain.token_ids, "<u2").astype("<u4")
+    fields = {name: getattr(plain, name) for name in Rollout.__struct_fields__}
+    fields |= {
+        "token_ids": (tokens_T * 2_654_435_761).astype("<u4").tobytes(),
+        "token_dtype": "u4",
+        "task": "",
+        "environment": "chat",
+        "sealed": Seal(subject=f"{person:032x}", key=0, nonce=bytes(12), tag=bytes(16)),
+        "outcome": outcome,
+        "tenant": "acme",
+    }
+    return ProductionRollout(**fields)
+
+
+def said(group: str, value: float | None, *, at_us: int, signals: int = 1) -> Reward:
+    """The reward that feedback earned an answer; without signals, what its silence is worth, or None."""
+    return Reward(
+        rollout_id=rollout_id(group, 0),
+        group_id=group,
+        reward=value,
+        components=(),
+        outcome="silent" if not signals else "scored",
+        source="user",
+        verifier="default",
+        verifier_version="1",
+        evidence=tuple(f"acme/{number}" for number in range(signals)),
+        scored_us=at_us,
     )
 
 

@@ -47,7 +47,7 @@ from rollwire.schemas.catalogue import TOPICS, TopicSpec
 from rollwire.schemas.codec import decode
 from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.schemas.records import GroupFate
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.seams.log import Outgoing, Reader, TopicPartition
 from rollwire.streams.seams.log_kafka import KafkaLog

@@ -19,7 +19,7 @@ from rollwire.ops.bench.streams_load import LINEAGE, MODEL
 from rollwire.ops.logs import configure_logging
 from rollwire.ops.memory import tune_memory
 from rollwire.schemas.errors import DeadlineExceeded
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.run_pack import run_pack

@@ -26,7 +26,8 @@ from rollwire.ops.simulate.rest import check_rest, topics
 from rollwire.ops.simulate.weights import check_weights
 from rollwire.ops.simulate.workload import DEADLINE_S, LINEAGE, MODEL, Workload
 from rollwire.ops.simulate.world import Point, Process, Violated, World
-from rollwire.streams.assemble import AssembleConfig, Assembler
+from rollwire.streams.assemble import Assembler
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.run_assemble import drive
 from rollwire.streams.run_pack import drive as pack_drive

@@ -28,7 +28,7 @@ from rollwire.producers.verifier.verifier import VerifierConfig, run_verifier
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.records import Cut, DeadLetter, Event, Group, Reward, Rollout, RoutingTrace
 from rollwire.schemas.routes import decode_ids
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.pack_layout import PlanFrame, lay_out
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.seams.clock import SystemClock

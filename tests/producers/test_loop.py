@@ -14,7 +14,7 @@ from rollwire.producers.slots import SlotCounts
 from rollwire.producers.verifier.verifier import VerifierConfig, run_verifier
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.records import DeadLetter, Event, Group, GroupFate, Reward, Rollout
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.engine_memory import MemoryEngine

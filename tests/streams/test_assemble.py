@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from rollwire.schemas import records as r
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import AssembleConfig, Assembler
+from rollwire.streams.assemble import Assembler
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.emit import decode_record, outgoing, take
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
 

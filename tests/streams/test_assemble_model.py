@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rollwire.schemas import records as r
 from rollwire.schemas.errors import LogUnavailable, TransactionUnknown
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import AssembleConfig, Assembler
+from rollwire.streams.assemble import Assembler
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.emit import decode_record, outgoing, take
 from rollwire.streams.runtime import Drive, RuntimeConfig, Session
 from rollwire.streams.seams.clock import ManualClock

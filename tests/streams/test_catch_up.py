@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from rollwire.schemas import records as r
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import AssembleConfig, Assembler
+from rollwire.streams.assemble import Assembler
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.catch_up import CatchUp
 from rollwire.streams.emit import decode_record, outgoing, take
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition

@@ -19,7 +19,7 @@ from rollwire.schemas.errors import (
 )
 from rollwire.schemas.records import Event
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import JOINED, AssembleConfig
+from rollwire.streams.assemble_config import SAMPLED, AssembleConfig
 from rollwire.streams.emit import outgoing
 from rollwire.streams.run_assemble import co_partitions, run_assemble
 from rollwire.streams.run_assemble import drive as assemble_drive
@@ -365,15 +365,15 @@ JOIN = {"rollouts": 4, "rewards": 4, "routing-traces": 4, "groups-closed": 4}
 
 def test_joined_topics_must_have_equal_partition_counts() -> None:
     with pytest.raises(TopicMismatch, match="rewards 2"):
-        co_partitions(MemoryLog({**JOIN, "rewards": 2}), None)
-    assert co_partitions(MemoryLog(JOIN), None) == [0, 1, 2, 3]
-    assert co_partitions(MemoryLog(JOIN), [2, 1, 2]) == [1, 2]
+        co_partitions(MemoryLog({**JOIN, "rewards": 2}), SAMPLED, None)
+    assert co_partitions(MemoryLog(JOIN), SAMPLED, None) == [0, 1, 2, 3]
+    assert co_partitions(MemoryLog(JOIN), SAMPLED, [2, 1, 2]) == [1, 2]
 
 
 @pytest.mark.parametrize("asked", [[4], [-1], []])
 def test_a_partition_without_its_other_half_is_refused(asked: list[int]) -> None:
     with pytest.raises(SplitPair):
-        co_partitions(MemoryLog(JOIN), asked)
+        co_partitions(MemoryLog(JOIN), SAMPLED, asked)
 
 
 def test_a_failure_of_one_partition_stops_the_others() -> None:
@@ -406,7 +406,7 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for() -> None:
 
 def test_a_deadline_waits_for_what_an_open_transaction_hides() -> None:
     clock = ManualClock()
-    topics = (*JOINED, "groups", "group-fates", "groups-closed", "dead-letters")
+    topics = (*SAMPLED.joined, "groups", "group-fates", "groups-closed", "dead-letters")
     log, now_us = MemoryLog(dict.fromkeys(topics, 1), clock), clock.now_us()
     config = AssembleConfig(group_deadline_s=10, require_traces=False)
     session = Session(log, assemble_drive(config, "t.", 0), RuntimeConfig(idle_s=0, linger_ms=0), clock)

@@ -13,7 +13,7 @@ import pytest
 import structlog.testing
 
 from rollwire.schemas.errors import Fenced, SplitPair, TransactionUnknown
-from rollwire.streams.assemble import JOINED, AssembleConfig
+from rollwire.streams.assemble_config import SAMPLED, AssembleConfig
 from rollwire.streams.run_assemble import run_assemble, whole_pairs
 from rollwire.streams.runtime import Drive, RuntimeConfig
 from rollwire.streams.seams.clock import SystemClock
@@ -285,17 +285,17 @@ def _told(lines: Sequence[MutableMapping[str, Any]]) -> MutableMapping[str, Any]
 
 
 def test_pairs_that_are_split_are_refused() -> None:
-    whole = frozenset(TopicPartition(topic, p) for topic in JOINED for p in (1, 3))
-    assert whole_pairs(whole, JOINED) == [1, 3]
-    assert whole_pairs(frozenset(), JOINED) == []
+    whole = frozenset(TopicPartition(topic, p) for topic in SAMPLED.joined for p in (1, 3))
+    assert whole_pairs(whole, SAMPLED.joined) == [1, 3]
+    assert whole_pairs(frozenset(), SAMPLED.joined) == []
     with pytest.raises(SplitPair, match="partition 3 was assigned without rewards"):
-        whole_pairs(whole - {TopicPartition("rewards", 3)}, JOINED)
+        whole_pairs(whole - {TopicPartition("rewards", 3)}, SAMPLED.joined)
 
 
 def test_a_member_that_reads_other_topics_splits_the_pairs_and_is_noticed() -> None:
-    counts = dict.fromkeys((*JOINED, "groups-closed", "groups", "group-fates"), 2)
+    counts = dict.fromkeys((*SAMPLED.joined, "groups-closed", "groups", "group-fates"), 2)
     log = MemoryLog({**counts, "dead-letters": 1})
-    other = log.member("t.assemble", [JOINED[0]], lambda held: None)
+    other = log.member("t.assemble", [SAMPLED.joined[0]], lambda held: None)
     done = threading.Event()
 
     def stay() -> None:

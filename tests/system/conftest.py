@@ -11,7 +11,7 @@ import pytest
 
 from rollwire.ops.stack import StackInfo
 from rollwire.schemas.records import DeadLetter
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.emit import take
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.seams.log_kafka import KafkaLog

@@ -18,7 +18,7 @@ import pytest
 from rollwire.ops.stack import StackInfo, restart_broker
 from rollwire.schemas import records as r
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import JOINED
+from rollwire.streams.assemble_config import SAMPLED
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.runtime import read_group
 from rollwire.streams.seams.log import Log, Outgoing, TopicPartition
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 # What `rollwire run assemble` does, without its settings.
 PROGRAM = """
 import signal, sys, threading
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.seams.log_kafka import KafkaLog
 bootstrap, prefix, deadline_s = sys.argv[1:]
@@ -185,7 +185,7 @@ def test_a_stop_takes_less_than_ten_seconds_and_starts_again_where_it_was(
     events = group_events(1, 4)
     with Assemble(stack, prefix) as assemble:
         write(log, events[:5])
-        inputs = [TopicPartition(topic, p) for topic in JOINED for p in range(4)]
+        inputs = [TopicPartition(topic, p) for topic in SAMPLED.joined for p in range(4)]
         until(lambda: sum(log.committed(read_group(f"{prefix}assemble"), inputs).values()) == 5)
         assert assemble.terminate() == 0
     write(log, events[5:])

@@ -27,7 +27,7 @@ from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.golden import load_examples
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import JOINED, AssembleConfig
+from rollwire.streams.assemble_config import SAMPLED, AssembleConfig
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.limits import OVERHEAD_BYTES, record_bytes
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
@@ -142,7 +142,7 @@ def test_c44_foreign_messages_on_every_topic(
 
         until(lambda: len(refused()) == 15)
         assert sorted((one.source.topic, one.source.offset) for one in refused()) == sorted(
-            (topic, offset) for topic in JOINED for offset in range(5)
+            (topic, offset) for topic in SAMPLED.joined for offset in range(5)
         )
         assert {one.value for one in refused()} >= {None, b"", b"hello", junk}
         waits = [_wait_of_a_good_group(log, number) for number in range(5)]

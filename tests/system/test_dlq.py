@@ -16,7 +16,7 @@ from rollwire.ops.cli import run
 from rollwire.ops.stack import StackInfo
 from rollwire.schemas import records as r
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.seams.log import Outgoing
 from rollwire.streams.seams.log_kafka import KafkaLog

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 # assemble of one partition, with a decoder that overruns its memory on a marked value, as a careless one would.
 PROGRAM = """
 import ctypes, signal, sys, threading
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.emit import take
 from rollwire.streams.run_assemble import drive
 from rollwire.streams.runtime import RuntimeConfig, run_step

@@ -24,7 +24,7 @@ from rollwire.ops.stack import StackInfo
 from rollwire.schemas.errors import DeadlineExceeded, Fenced, RollwireError
 from rollwire.schemas.records import DeadLetter, Event, GroupFate, PackedBatch
 from rollwire.streams import synthetic
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.run_assemble import run_assemble

@@ -35,7 +35,7 @@ signal.signal(signal.SIGTERM, lambda *_: stop.set())
 log = KafkaLog(sys.argv[1], sys.argv[2], sys.argv[3])
 """
 ASSEMBLE = f"""{_SETUP}
-from rollwire.streams.assemble import AssembleConfig
+from rollwire.streams.assemble_config import AssembleConfig
 from rollwire.streams.run_assemble import run_assemble
 run_assemble(log, AssembleConfig(group_deadline_s=300), prefix=sys.argv[2], stop=stop)
 """

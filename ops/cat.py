@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from rollwire.ops.readable import matches, readable_record
+from rollwire.ops.readable import Look, matches, readable_record, shut
 from rollwire.schemas.catalogue import topic_named
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.log import Log, Record, TopicPartition
@@ -37,8 +37,8 @@ def parse_where(terms: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def cat(log: Log, query: Query, stop: threading.Event) -> Iterator[dict[str, Any]]:
-    """The records that fit, in order within each partition, as JSON values (`readable_record`).
+def cat(log: Log, query: Query, stop: threading.Event, look: Look = shut) -> Iterator[dict[str, Any]]:
+    """The records that fit, in order within each partition, as JSON values (`readable_record`, where `look` is said).
 
     What is no event is given too, with the reason it would be refused for. Following ends when `stop` is set.
     Raises `ConfigError` for a topic, partition or start that cannot be, and what the log raises.
@@ -47,7 +47,7 @@ def cat(log: Log, query: Query, stop: threading.Event) -> Iterator[dict[str, Any
     for record in _records(log, query, stop):
         if query.key is not None and record.key != query.key.encode():
             continue
-        shown = readable_record(record)
+        shown = readable_record(record, look)
         # `event.reward` and `reward` are both understood: people filter by what the event says.
         if not all(
             matches(shown, path, value) or matches(shown.get("event"), path, value)

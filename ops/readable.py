@@ -1,4 +1,4 @@
-"""An event as something to read: plain JSON values, arrays as numbers, dead letters opened.
+"""An event as something to read: plain JSON values, arrays as numbers, dead letters opened, sealed content as a word.
 
 Legend: T tokens, S sampled or trained tokens, B sequences, L layers, K experts a token.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,13 @@ from rollwire.streams.emit import decode_record, deletes
 from rollwire.streams.seams.log import Record
 
 _Array = Callable[[Any, bytes], Any]
+Look = Callable[[r.Seal, str, str, bytes], bytes | str]
+"""What is shown of a sealed field, given (seal, event id, field, ciphertext): its plaintext, or a word in its place."""
+
+
+def shut(seal: r.Seal, event_id: str, field: str, ciphertext: bytes) -> str:
+    """A `Look` that opens nothing and asks nobody."""
+    return "sealed"
 
 
 def _numbers(dtype: str) -> _Array:
@@ -44,9 +52,11 @@ def _routes(event: r.RoutingTrace, data: bytes) -> Any:
 
 
 ARRAYS: Final[dict[tuple[type[r.Event], str], _Array]] = {
-    (r.Rollout, "token_ids"): _tokens,
-    (r.Rollout, "loss_mask"): _numbers("u1"),
-    (r.Rollout, "logprobs"): _floats,
+    **{
+        (kind, name): read
+        for kind in (r.Rollout, r.ProductionRollout)
+        for name, read in (("token_ids", _tokens), ("loss_mask", _numbers("u1")), ("logprobs", _floats))
+    },
     (r.RoutingTrace, "data"): _routes,
     (r.Microbatch, "cu_seqlens"): _numbers("<i4"),
     (r.Microbatch, "token_ids"): _numbers("<u4"),
@@ -58,15 +68,16 @@ ARRAYS: Final[dict[tuple[type[r.Event], str], _Array]] = {
 """How the byte fields of the records are read. What is not here is raw: text where it is UTF-8, else base64."""
 
 
-def readable_event(event: r.Event) -> dict[str, Any]:
-    """The event's fields in order, as JSON values. NaN and infinity become words, since JSON has no such numbers."""
-    shown = {name: _value(event, name, getattr(event, name)) for name in event.__struct_fields__}
+def readable_event(event: r.Event, look: Look = shut) -> dict[str, Any]:
+    """The event's fields in order, as JSON values. NaN and infinity become words, since JSON has no such numbers; sealed
+    content is what `look` says. Of microbatches with seals, `token_ids` has one element a sequence."""
+    shown = {name: _value(event, name, getattr(event, name), look) for name in event.__struct_fields__}
     if isinstance(event, r.DeadLetter):
-        shown["inner"] = _inner(event)
+        shown["inner"] = _inner(event, look)
     return shown
 
 
-def readable_record(record: Record) -> dict[str, Any]:
+def readable_record(record: Record, look: Look = shut) -> dict[str, Any]:
     """One record of the log: where it stands, its headers, and its event, or why it is none."""
     shown: dict[str, Any] = {
         "topic": record.topic,
@@ -79,7 +90,7 @@ def readable_record(record: Record) -> dict[str, Any]:
     if deletes(record):
         return {**shown, "deleted": True}
     try:
-        return {**shown, "event": readable_event(decode_record(record))}
+        return {**shown, "event": readable_event(decode_record(record), look)}
     except Refused as refused:
         return {
             **shown,
@@ -99,28 +110,58 @@ def raw(data: bytes | None) -> str | None:
     return text if text.isprintable() else f"base64:{base64.b64encode(data).decode()}"
 
 
-def _inner(letter: r.DeadLetter) -> dict[str, Any]:
+def _inner(letter: r.DeadLetter, look: Look) -> dict[str, Any]:
     """The refused event where its body can be read after all (it was late, say), else why not."""
     if letter.reason == "kills_worker":  # whoever decodes it dies, we too
         return {"refused": {"reason": letter.reason, "detail": letter.detail}}
     headers = tuple((header.key, header.value) for header in letter.headers)
     try:
-        return {"event": readable_event(decode(letter.source.topic, letter.value, headers, letter.key))}
+        inner = decode(letter.source.topic, letter.value, headers, letter.key)
     except Refused as refused:
         return {"refused": {"reason": refused.reason, "detail": refused.detail}}
+    return {"event": readable_event(inner, look)}
 
 
-def _value(owner: r.Event, name: str, value: Any) -> Any:
+def _value(owner: r.Event, name: str, value: Any, look: Look) -> Any:
     if isinstance(value, bytes):
+        match owner, name:
+            case (r.Rollout(sealed=r.Seal() as seal), "token_ids"):
+                return _looked(owner, name, look(seal, owner.rollout_id, name, value))
+            case (r.Feedback(seal=r.Seal() as seal), "comment"):
+                return _looked(owner, name, look(seal, owner.feedback_id, name, value))
+            case (r.Microbatch(), "token_ids") if owner.seals:
+                return list(_by_sequence(owner, look))
+            case _:
+                pass
         read = ARRAYS.get((type(owner), name))
         return raw(value) if read is None else read(owner, value)
     if isinstance(value, r.Event):
-        return readable_event(value)
+        return readable_event(value, look)
     if isinstance(value, tuple):
-        return [_value(owner, name, item) for item in value]
+        return [_value(owner, name, item, look) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     return value
+
+
+def _looked(owner: r.Event, name: str, seen: bytes | str) -> Any:
+    if isinstance(seen, str):
+        return seen
+    if (read := ARRAYS.get((type(owner), name))) is not None:
+        return read(owner, seen)
+    try:
+        return seen.decode()  # a person's words, line breaks and all
+    except UnicodeDecodeError:
+        return raw(seen)
+
+
+def _by_sequence(micro: r.Microbatch, look: Look) -> Iterator[Any]:
+    bounds = np.frombuffer(micro.cu_seqlens, "<i4").tolist()
+    for index, (start, end) in enumerate(pairwise(bounds)):
+        held: bytes | str = micro.token_ids[4 * start : 4 * end]
+        if (seal := micro.seals[index]) is not None and isinstance(held, bytes):
+            held = look(seal, micro.rollout_ids[index], "token_ids", held)
+        yield _looked(micro, "token_ids", held)
 
 
 def matches(shown: Any, path: str, wanted: str) -> bool:

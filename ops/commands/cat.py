@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,7 +12,10 @@ from cyclopts import Parameter
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
 from rollwire.ops.cat import Query, parse_where
 from rollwire.ops.cat import cat as read
+from rollwire.ops.keys import open_keys
+from rollwire.ops.looking import Looking
 from rollwire.ops.readable import json_line
+from rollwire.ops.stack import read_stack
 
 
 def cat(
@@ -24,12 +28,15 @@ def cat(
     start: Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)] = "beginning",
     limit: Annotated[int | None, Parameter(name=["--max", "-n"])] = None,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+    open_seals: Annotated[bool, Parameter(name="--open", negative=())] = False,
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,
     prefix: Prefix = None,
     schema_registry: Registry = None,
 ) -> None:
     """Print the events of a topic, one JSON object a line. Arrays are shown as numbers, dead letters are opened.
+
+    What is encrypted per person is shown as "sealed", or as "erased" once its key was destroyed.
 
     Parameters
     ----------
@@ -47,11 +54,14 @@ def cat(
         End after this many.
     follow
         Go on with what is written from now on, until Ctrl-C.
+    open_seals
+        Show sealed content in the clear. Needs the stack's key store and master key.
     """
+    keys = partial(open_keys, read_stack(dir)) if open_seals else None
     query = Query(topic, parse_where(where), key, partition, start, limit, follow)
     with broker(dir, bootstrap, prefix, schema_registry).log("cat") as log:
         try:
-            for shown in read(log, query, threading.Event()):
+            for shown in read(log, query, threading.Event(), Looking(log, keys)):
                 sys.stdout.write(json_line(shown) + "\n")
                 if follow:
                     sys.stdout.flush()

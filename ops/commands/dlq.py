@@ -22,6 +22,7 @@ from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Broker, Folder, Prefix, 
 from rollwire.ops.dlq import letters as dlq
 from rollwire.ops.dlq.settle import Order, Outcome, flaw, settle
 from rollwire.ops.dlq.show import find, lines
+from rollwire.ops.looking import Looking
 from rollwire.ops.readable import json_line, raw
 from rollwire.schemas.advice import ADVICE
 from rollwire.schemas.errors import ConfigError
@@ -161,8 +162,8 @@ def show(
             _console().print(f"there is no dead letter {letter}: `rollwire dlq list --each` names them")
             return 1
         marks = dlq.read_marks(log).get(found[0].at, ())
-    for line in lines(*found, marks, _time):
-        sys.stdout.write(line + "\n")
+        for line in lines(*found, marks, _time, Looking(log)):
+            sys.stdout.write(line + "\n")
     return 0
 
 

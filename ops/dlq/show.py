@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rollwire.ops.dlq.letters import Letter, events, letter_of
-from rollwire.ops.readable import json_line, raw, readable_event
+from rollwire.ops.readable import Look, json_line, raw, readable_event, shut
 from rollwire.schemas.advice import ADVICE
 from rollwire.schemas.codec import decode, decode_value, framed_schema
 from rollwire.schemas.errors import Refused
@@ -38,7 +38,7 @@ def hex_lines(data: bytes, limit: int = HEX_BYTES) -> Iterator[str]:
         yield f"... {len(data) - limit:,} more bytes"
 
 
-def tried(event: DeadLetter) -> Iterator[str]:
+def tried(event: DeadLetter, look: Look = shut) -> Iterator[str]:
     """What the codec says of the value now: the event, or the first thing that is wrong with it and what still reads."""
     topic, value = event.source.topic, event.value
     if event.reason == "kills_worker":  # it would kill this one as well
@@ -46,7 +46,7 @@ def tried(event: DeadLetter) -> Iterator[str]:
         return
     headers = tuple((header.key, header.value) for header in event.headers)
     try:
-        yield f"decodes: {json_line(readable_event(decode(topic, value, headers, event.key)))}"
+        yield f"decodes: {json_line(readable_event(decode(topic, value, headers, event.key), look))}"
         return
     except Refused as refused:
         yield f"does not decode: {refused.reason}: {refused.detail}"
@@ -54,15 +54,17 @@ def tried(event: DeadLetter) -> Iterator[str]:
         return
     try:
         schema, start = framed_schema(topic, value)
-        yield f"its fields, unchecked: {json_line(readable_event(decode_value(value, schema, start)))}"
+        yield f"its fields, unchecked: {json_line(readable_event(decode_value(value, schema, start), look))}"
     except Refused:
         return
     except ValueError as error:  # arrays of a length that no dtype has
         yield f"its fields cannot be shown: {error}"
 
 
-def lines(letter: Letter, event: DeadLetter, marks: tuple[Settlement, ...], time: Any) -> Iterator[str]:
-    """The letter for people. `time` turns microseconds into text."""
+def lines(
+    letter: Letter, event: DeadLetter, marks: tuple[Settlement, ...], time: Any, look: Look = shut
+) -> Iterator[str]:
+    """The letter for people. `time` turns microseconds into text; `look` says what is shown of sealed content."""
     source = event.source
     yield f"dead letter  {letter.at}  {letter.id}"
     yield f"state        {letter._replace(marks=marks).state}"
@@ -80,4 +82,4 @@ def lines(letter: Letter, event: DeadLetter, marks: tuple[Settlement, ...], time
         yield f"header       ... {len(event.headers) - 50:,} more"
     yield "value        null" if event.value is None else f"value        {len(event.value):,} bytes"
     yield from (f"  {line}" for line in hex_lines(event.value or b""))
-    yield from tried(event)
+    yield from tried(event, look)

@@ -7,13 +7,27 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from rollwire.ops.looking import Looking
 from rollwire.ops.readable import json_line, matches, raw, readable_event, readable_record
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.golden import Example, all_examples, load_examples
-from rollwire.schemas.records import DeadLetter, Event, Header
+from rollwire.schemas.records import (
+    DeadLetter,
+    Erasure,
+    Event,
+    Feedback,
+    Header,
+    Microbatch,
+    ProductionRollout,
+)
+from rollwire.streams.emit import outgoing
+from rollwire.streams.seams.keys_memory import MemoryKeys
 from rollwire.streams.seams.log import Record
+from rollwire.streams.seams.log_memory import MemoryLog
+from rollwire.streams.seams.sealing import seal_field
 
 EXAMPLES = all_examples()
 
@@ -144,3 +158,50 @@ def test_filters(path: str, wanted: str, found: bool) -> None:
         "settings": {"a.b": "1"},
     }
     assert matches(shown, path, wanted) is found
+
+
+def test_sealed_content_is_a_word_erased_or_in_the_clear() -> None:
+    log, keys = MemoryLog({"erasures": 1}), MemoryKeys()
+    tokens, person = np.array([5, 6, 7], "<u4"), "a" * 32
+    (example,) = load_examples("production-rollouts")[:1]
+    rollout = example.event
+    assert isinstance(rollout, ProductionRollout)
+    held, seal = seal_field(keys, person, rollout.rollout_id, "token_ids", tokens.tobytes())
+    shut = msgspec.structs.replace(rollout, token_ids=held, sealed=seal)
+    said, comment_seal = seal_field(keys, person, "f-1", "comment", "schön\n".encode())
+    feedback = next(e.event for e in load_examples("user-feedback") if isinstance(e.event, Feedback))
+    comment = msgspec.structs.replace(feedback, feedback_id="f-1", comment=said, seal=comment_seal)
+    micro = Microbatch(
+        rollout_ids=("x.0", rollout.rollout_id, rollout.rollout_id),
+        cu_seqlens=np.array([0, 2, 5, 8], "<i4").tobytes(),
+        token_ids=np.array([1, 2], "<u4").tobytes() + held + bytes(12),
+        loss_mask=b"",
+        logprobs=b"",
+        versions=b"",
+        advantages=b"",
+        traces=(),
+        seals=(None, seal, seal),
+    )
+    assert readable_event(shut)["token_ids"] == "sealed"
+    assert readable_event(shut)["sealed"]["subject"] == person
+    for look, word in ((Looking(log), "sealed"), (Looking(log, MemoryKeys), "no key")):
+        assert readable_event(shut, look)["token_ids"] == word
+        assert readable_event(comment, look)["comment"] == word
+        assert readable_event(micro, look)["token_ids"] == [[1, 2], word, word]
+    opened = Looking(log, lambda: keys)
+    assert readable_event(shut, opened)["token_ids"] == [5, 6, 7]
+    assert readable_event(comment, opened)["comment"] == "schön\n"
+    assert readable_event(micro, opened)["token_ids"] == [[1, 2], [5, 6, 7], "does not open"]
+    keys.destroy(person)
+    erasure = Erasure(
+        subject=person, request_id="r", generations=1, reason="", by="x", erased_us=1_767_225_600_000_000
+    )
+    assert readable_event(shut, Looking(log, lambda: keys))["token_ids"] == "erased"  # nobody has said so yet
+    log.writer().write([outgoing(erasure, source="test", time_us=erasure.erased_us)])
+    for look in (Looking(log), Looking(log, lambda: keys)):
+        assert readable_event(shut, look)["token_ids"] == "erased"
+        assert readable_event(comment, look)["comment"] == "erased"
+        assert readable_event(micro, look)["token_ids"] == [[1, 2], "erased", "erased"]
+    again, seal = seal_field(keys, person, rollout.rollout_id, "token_ids", tokens.tobytes())
+    later = msgspec.structs.replace(rollout, token_ids=again, sealed=seal)
+    assert readable_event(later, Looking(log))["token_ids"] == "sealed"  # of the person who came again

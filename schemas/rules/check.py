@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+from typing import Final
 
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.rules.types import Rules
+
+_WORD: Final = re.compile(r"[\w.:-]{1,64}")
 
 
 def check_value(rules: Rules, signal: str, value: float | None, label: str | None) -> float | None:
@@ -21,6 +25,12 @@ def check_value(rules: Rules, signal: str, value: float | None, label: str | Non
         near = difflib.get_close_matches(signal[:80], rules.signals, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(rules.signals)}"
         raise Refused("unknown_signal", f"signal {signal[:80]!r} is not in the rules; {hint}", field="signal")
+    if label is not None and not known.labels and _WORD.fullmatch(label) is None:
+        raise Refused(
+            "label_unknown",
+            f"a label of {signal!r} is one word of at most 64 characters: it is kept unsealed; say more in the comment",
+            field="label",
+        )
     if known.kind == "text":
         if value is not None:
             raise Refused("inconsistent", f"signal {signal!r} is a text and takes no value", field="value")

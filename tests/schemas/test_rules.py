@@ -94,6 +94,14 @@ def test_c72_a_number_without_a_range_is_an_error_of_the_file() -> None:
         ("thumb", 0.5, None, "value_out_of_range", "value"),
         ("accept", 2.0, None, "value_out_of_range", "value"),
         ("thumb", None, "sideways", "label_unknown", "label"),
+        (
+            "rating",
+            1.0,
+            "her name is Ann",
+            "label_unknown",
+            "label",
+        ),  # free text belongs in the comment, sealed
+        ("comment", None, "w" * 65, "label_unknown", "label"),
         ("thumb", 1.0, "down", "inconsistent", "label"),
         ("rating", math.nan, None, "not_finite", "value"),
         ("rating", math.inf, None, "not_finite", "value"),

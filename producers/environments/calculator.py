@@ -185,6 +185,10 @@ class Calculator:
             return _verdict(len(calls), False, "no number")
         return _verdict(len(calls), True, "right" if evaluated.value == problem.value else "wrong value")
 
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text. Raises `ConfigError` for a character outside the vocabulary."""
+        return encode_text(text)
+
     def decode(self, token_ids: NDArray[np.int64]) -> str:
         """Text of ids; ids outside the vocabulary become U+FFFD, which no parser accepts."""
         return "".join(VOCABULARY[i] if 0 <= i < len(VOCABULARY) else "\ufffd" for i in token_ids.tolist())

@@ -158,6 +158,10 @@ class Countdown:
             return self._verdict("unfinished")
         return self._verdict(judge(self.decode(sampled_ids[:-1]), problem.numbers, problem.target))
 
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text. Raises `ConfigError` for a character outside the vocabulary."""
+        return encode_text(text)
+
     def decode(self, token_ids: NDArray[np.int64]) -> str:
         """Text of ids; ids outside the vocabulary become U+FFFD, which no parser accepts."""
         return "".join(VOCABULARY[i] if 0 <= i < len(VOCABULARY) else "\ufffd" for i in token_ids.tolist())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollwire.producers.environments.calculator import Calculator
 from rollwire.producers.environments.countdown import Countdown
 from rollwire.producers.environments.demonstrations import Demonstrations
@@ -14,6 +17,10 @@ from rollwire.streams.seams.environment import Environment, Task
 
 class LearnableEnvironment(Environment, Protocol):
     """One that a run can begin from nothing on: with demonstrations for its warm start and held-out tasks."""
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of a text, as `decode` gives it back. Raises `ConfigError` for what is not in the vocabulary."""
+        ...
 
     def demonstrations(self, n: int, seed: int) -> Demonstrations:
         """`n` of training tasks."""

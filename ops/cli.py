@@ -44,6 +44,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("dlq", "rollwire.ops.commands.dlq:app", "List, show, replay and drop what was refused.", LOOK),
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
     Command("simulate", "rollwire.ops.commands.simulate:simulate", "Run the processors in memory under seeded faults; check the laws.", RUN),
+    Command("gateway", "rollwire.ops.commands.gateway:gateway", "Take user feedback over HTTP into the log.", RUN),
     Command("gateway-keys", "rollwire.ops.commands.gateway_keys:app", "Make, show, rotate and revoke the API keys of feedback gateways.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from rollwire.ops.logs import configure_logging
 from rollwire.ops.memory import tune_memory
 from rollwire.ops.parent import stop_with_parent
@@ -270,6 +272,24 @@ def run_monitor_role(run: Run) -> None:
     )
 
 
+def run_gateway_role(run: Run) -> None:
+    from rollwire.ops.gateway import gateway_app, read_rules, run_gateway
+
+    settings, config = run.settings, run.settings.gateway
+    with (
+        run.log("gateway") as log,
+        gateway_app(
+            run.stack,
+            log,
+            config,
+            prefix=settings.prefix,
+            rules=read_rules(config.rules),
+            bucket=settings.bucket,
+        ) as app,
+    ):
+        run_gateway(app, config, run.stop, ready=lambda url: structlog.get_logger().info("gateway", url=url))
+
+
 def run_warm_start_role(run: Run) -> None:
     from rollwire.ops.warm import make_warm_start
 
@@ -287,6 +307,7 @@ ROLES: dict[str, Callable[[Run], None]] = {
     "arithmetic-trainer": run_arithmetic_trainer_role,
     "evaluator": run_evaluator_role,
     "monitor": run_monitor_role,
+    "gateway": run_gateway_role,
 }
 
 

@@ -22,6 +22,7 @@ from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.config_errors import config_error
 from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
+from rollwire.producers.gateway.config import GatewayConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
 from rollwire.streams.assemble_config import AssembleConfig, ProductionConfig
@@ -77,6 +78,7 @@ class RunSettings(BaseModel):
     trainer: TrainerConfig = TrainerConfig()
     publisher: PublisherConfig = PublisherConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
+    gateway: GatewayConfig = GatewayConfig()  # type: ignore[call-arg,unused-ignore]
     monitor_port: int = Field(0, ge=0, le=65_535, description="port of the monitor's page; 0 = a free one")
 
     @model_validator(mode="after")

@@ -12,10 +12,17 @@ Metric = Literal[
     "rollwire_events_received_total",  # [topic] records read
     "rollwire_events_accepted_total",  # [topic] records that passed the codec and were acted on
     "rollwire_events_refused_total",  # [topic, reason] records sent to dead-letters
+    "rollwire_events_shed_total",  # [topic, reason] answered 429 or 5xx by the gateway
     "rollwire_events_pending",  # [topic] read and not decided, gauge
     "rollwire_transaction_seconds",  # [processor] begin to commit, histogram
     "rollwire_transactions_unknown_total",  # [processor] outcomes that had to be looked up (law 4)
     "rollwire_consumer_lag_events",  # [topic, partition] last stable offset minus position, gauge
+    # feedback gateway
+    "rollwire_feedback_repeated_total",  # [topic] accepted events that were in the log before
+    "rollwire_feedback_late_total",  # [topic] acknowledged after their caller was told that the outcome is unknown
+    "rollwire_feedback_request_seconds",  # whole request to its answer, histogram
+    "rollwire_feedback_commit_seconds",  # one write to the log, histogram
+    "rollwire_feedback_commit_events",  # events of one write, histogram
     # producers
     "rollwire_rollouts_open",  # [replica] requests that are sampled now, gauge
     "rollwire_tokens_sampled_total",  # [replica]

@@ -1,0 +1,168 @@
+"""OpenTelemetry's `gen_ai.evaluation.result`, as OTLP/HTTP logs in JSON: `POST /v1/logs`.
+
+Sources: opentelemetry-proto `logs/v1/logs.proto` and the OTLP specification, "OTLP/HTTP" (JSON mapping: camelCase, 64-bit
+integers as strings, partial success); semantic conventions for generative AI, event `gen_ai.evaluation.result`.
+
+    gen_ai.evaluation.name          signal
+    gen_ai.evaluation.score.value   value
+    gen_ai.evaluation.score.label   label
+    gen_ai.evaluation.explanation   comment
+    gen_ai.response.id              rollout_id, unless rollwire.rollout_id says it
+    rollwire.feedback_id, log.record.uid        feedback_id
+    user.id, enduser.id             subject
+    timeUnixNano                    happened_at
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from rollwire.producers.gateway.access import Refusal
+from rollwire.producers.gateway.answers import CONFLICT
+from rollwire.producers.gateway.commit import CONFLICTING, Fate
+from rollwire.producers.gateway.dialects.seam import Answer, Said
+from rollwire.producers.gateway.item import Item, Parsed
+from rollwire.producers.gateway.records import Entry
+
+PATH: Final = "/v1/logs"
+EVENT: Final = "gen_ai.evaluation.result"
+_SHOWN: Final = 5  # refused records that the answer's message names
+# google.rpc.Code of an HTTP status, as OTLP's error bodies carry it.
+_RPC: Final = {400: 3, 401: 16, 403: 7, 408: 4, 413: 8, 415: 3, 429: 8, 500: 13, 503: 14}
+
+
+class _Value(msgspec.Struct, rename="camel", gc=False, frozen=True):
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: str | int | None = None
+    double_value: float | None = None
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    key: str
+    value: _Value = _Value()
+
+
+class _Record(msgspec.Struct, rename="camel", gc=False):
+    time_unix_nano: str | int | None = None
+    event_name: str | None = None
+    attributes: list[_Attribute] = []
+
+
+class _ScopeLogs(msgspec.Struct, rename="camel"):
+    log_records: list[_Record] = []
+
+
+class _ResourceLogs(msgspec.Struct, rename="camel"):
+    scope_logs: list[_ScopeLogs] = []
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    resource_logs: list[_ResourceLogs]
+
+
+_REQUEST: Final = msgspec.json.Decoder(_Request)
+_encode = msgspec.json.Encoder().encode
+
+
+class OtelDialect:
+    name = "otel"
+    path = PATH
+
+    def parse(self, body: bytes, media_type: str, max_items: int) -> Said | Refusal:
+        if media_type != "application/json":
+            return Refusal(415, "media_type_unknown", "OTLP/HTTP as application/json; protobuf is not taken")
+        if body.count(b"{") > 64 * max_items:
+            return Refusal(413, "too_many", f"more than {max_items} log records in one request")
+        try:
+            request = _REQUEST.decode(body)
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+            code = "wrong_type" if isinstance(error, msgspec.ValidationError) else "malformed"
+            return Refusal(400, code, str(error)[:300])
+        items = [
+            _item(record, f"resourceLogs[{r}].scopeLogs[{s}].logRecords[{i}]")
+            for r, resource in enumerate(request.resource_logs)
+            for s, scope in enumerate(resource.scope_logs)
+            for i, record in enumerate(scope.log_records)
+        ]
+        if len(items) > max_items:
+            return Refusal(413, "too_many", f"more than {max_items} log records in one request")
+        return Said(items, True) if items else Refusal(400, "empty", "no log records", "resourceLogs")
+
+    def answer(
+        self, said: Said, results: Sequence[Entry | Refusal], fates: Sequence[Fate], request_id: str
+    ) -> Answer:
+        refused = [result for result in results if isinstance(result, Refusal)]
+        refused += [CONFLICT] * sum(fate == CONFLICTING for fate in fates)
+        if not refused:
+            return Answer(200, b"{}")
+        message = "; ".join(f"{one.code} {one.field}: {one.detail}" for one in refused[:_SHOWN])
+        # int64 is a string in protobuf's JSON.
+        partial = {"rejectedLogRecords": str(len(refused)), "errorMessage": message}
+        return Answer(200, _encode({"partialSuccess": partial}))
+
+    def problem(self, refusal: Refusal, request_id: str) -> Answer:
+        """`google.rpc.Status`, as OTLP demands of errors."""
+        status = {
+            "code": _RPC.get(refusal.status, 2),
+            "message": f"{refusal.code} {refusal.field}: {refusal.detail} (request {request_id})",
+        }
+        return Answer(
+            refusal.status,
+            _encode(status),
+            retry_after_s=refusal.retry_after_s,
+            close=refusal.status in (408, 413),
+        )
+
+
+def _item(record: _Record, field: str) -> Parsed:
+    attributes: dict[str, Any] = {}
+    for attribute in record.attributes:
+        if attribute.key in attributes:
+            return Refusal(400, "repeated_key", f"attribute {attribute.key[:80]!r} stands there twice", field)
+        attributes[attribute.key] = _plain(attribute.value)
+    name = record.event_name or attributes.get("event.name")
+    if name != EVENT:
+        return Refusal(400, "not_an_evaluation", f"a log record that is no {EVENT}", field)
+    said: dict[str, Any] = {
+        "rollout_id": attributes.get("rollwire.rollout_id", attributes.get("gen_ai.response.id")),
+        "signal": attributes.get("gen_ai.evaluation.name"),
+        "label": attributes.get("gen_ai.evaluation.score.label"),
+        "comment": attributes.get("gen_ai.evaluation.explanation"),
+        "feedback_id": attributes.get("rollwire.feedback_id", attributes.get("log.record.uid")),
+        "subject": attributes.get("user.id", attributes.get("enduser.id")),
+    }
+    for key, attribute_names in (
+        ("rollout_id", "gen_ai.response.id or rollwire.rollout_id"),
+        ("signal", "gen_ai.evaluation.name"),
+    ):
+        if said[key] is None:
+            return Refusal(400, "missing_field", f"attribute {attribute_names} is missing", field)
+    for key, value in said.items():
+        if value is not None and not isinstance(value, str):
+            return Refusal(400, "wrong_type", f"{key} must be a string attribute", field)
+    value = attributes.get("gen_ai.evaluation.score.value", UNSET)
+    if not isinstance(value, float | bool | UnsetType):
+        return Refusal(400, "wrong_type", "gen_ai.evaluation.score.value must be a number", field)
+    try:
+        seconds = int(record.time_unix_nano or 0) / 1e9
+    except (ValueError, OverflowError):
+        return Refusal(400, "time_invalid", "timeUnixNano is no integer of 64 bits", field)
+    return Item(**said, value=value, happened_at=seconds or UNSET)
+
+
+def _plain(value: _Value) -> str | bool | float | None:
+    if value.string_value is not None:
+        return value.string_value
+    if value.bool_value is not None:
+        return value.bool_value
+    if value.double_value is not None:
+        return value.double_value
+    try:
+        return None if value.int_value is None else float(int(value.int_value))
+    except (ValueError, OverflowError):
+        return str(value.int_value)

@@ -1,0 +1,79 @@
+"""From a draft to the record of the log: its comment sealed, its event encoded."""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from rollwire.kernels.seal import NONCE_BYTES, place_of, seal
+from rollwire.producers.emit import outgoing
+from rollwire.producers.gateway.access import FeedbackKey
+from rollwire.producers.gateway.judge import Context, Draft
+from rollwire.schemas.records import Feedback, Seal
+from rollwire.streams.seams.keys import DataKey
+from rollwire.streams.seams.log import Outgoing
+
+SOURCE: Final = "rollwire/gateway"
+CONFLICT: Final = ("refused", b"conflicting_repeat")
+"""Header of a record whose caller was told 409: it is kept for the audit, and attribution makes a dead letter of it."""
+
+
+class Entry(NamedTuple):
+    """One event on its way to the log."""
+
+    key: FeedbackKey
+    digest: bytes
+    id_source: str
+    record: Outgoing
+    size: int  # bytes, about
+
+
+class Sealed(NamedTuple):
+    ciphertext: bytes
+    seal: Seal
+
+
+def seal_comment(draft: Draft, key: DataKey) -> Sealed:
+    """The draft's comment under its person's key.
+
+    The nonce follows from key, id and text (a synthetic one, as in RFC 8452's idea): an event that is sent again is the
+    same record again, and one nonce never meets two texts.
+    """
+    text = (draft.comment or "").encode()
+    nonce = hmac.digest(key.key, f"{draft.feedback_id}/nonce\0".encode() + text, sha256)[:NONCE_BYTES]
+    sealed = seal(key.key, text, nonce=nonce, aad=place_of(draft.feedback_id, "comment"))
+    return Sealed(
+        sealed.ciphertext, Seal(subject=draft.subject, key=key.generation, nonce=nonce, tag=sealed.tag)
+    )
+
+
+def feedback_of(draft: Draft, context: Context, now_us: int, sealed: Sealed | None) -> Feedback:
+    return Feedback(
+        feedback_id=draft.feedback_id,
+        id_source=draft.id_source,  # type: ignore[arg-type]
+        tenant=context.tenant,
+        group_id=draft.group_id,
+        rollout_id=draft.rollout_id,
+        signal=draft.signal,
+        value=draft.value,
+        label=draft.label,
+        happened_us=draft.happened_us,
+        received_us=now_us,
+        subject=draft.subject,
+        comment=None if sealed is None else sealed.ciphertext,
+        seal=None if sealed is None else sealed.seal,
+        dialect=context.dialect,
+        key_id=context.key_id,
+    )
+
+
+def entry_of(draft: Draft, context: Context, now_us: int, sealed: Sealed | None = None) -> Entry:
+    record = outgoing(feedback_of(draft, context, now_us, sealed), source=SOURCE, time_us=now_us)
+    return Entry(
+        (context.tenant, draft.feedback_id),
+        draft.digest,
+        draft.id_source,
+        record,
+        len(record.value or b"") + 512,
+    )

@@ -14,4 +14,9 @@ class Cache(Protocol):
 
     def get_prefix(self, prefix: str) -> dict[str, bytes]: ...
 
+    def purge(self, text: str) -> int | None:
+        """Deletes every entry whose key or value holds `text`; how many, None where the cache did not answer. Reads all of
+        it: for what is rare, like an erasure."""
+        ...
+
     def close(self) -> None: ...

@@ -34,6 +34,13 @@ class MemoryCache:
             keys = sorted(key for key in self._values if key.startswith(prefix))
         return {key: value for key in keys if (value := self.get(key)) is not None}
 
+    def purge(self, text: str) -> int | None:
+        with self._lock:
+            found = [k for k, (value, _) in self._values.items() if text in k or text.encode() in value]
+            for key in found:
+                del self._values[key]
+        return len(found)
+
     def close(self) -> None:
         with self._lock:
             self._values.clear()

@@ -54,6 +54,36 @@ class RedisCache:
         values = found if isinstance(found, list) else []
         return {k.decode(): v for k, v in zip(keys, values, strict=True) if isinstance(v, bytes)}
 
+    def purge(self, text: str) -> int | None:
+        wanted, purged = text.encode(), 0
+        try:
+            for key in self._redis.scan_iter(count=500):
+                if isinstance(key, bytes) and (wanted in key or wanted in self._whole(key)):
+                    purged += int(self._redis.delete(key))
+        except redis.RedisError as failure:
+            _lost("purge", failure)
+            return None
+        return purged
+
+    def _whole(self, key: bytes) -> bytes:
+        """All that stands under a key, whatever its type; of a type that is not known, how Redis would write it to disk."""
+        kind: object = self._redis.type(key)
+        match kind:
+            case b"string":
+                found: object = [self._redis.get(key)]
+            case b"hash":
+                found = [part for pair in self._redis.hscan_iter(key) for part in pair]
+            case b"set":
+                found = list(self._redis.sscan_iter(key))
+            case b"zset":
+                found = [member for member, _ in self._redis.zscan_iter(key)]
+            case b"list":
+                found = self._redis.lrange(key, 0, -1)
+            case _:
+                found = [self._redis.dump(key)]
+        parts = found if isinstance(found, list) else []
+        return b"\0".join(part for part in parts if isinstance(part, bytes))
+
     def close(self) -> None:
         self._redis.close()
 

@@ -7,7 +7,9 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+import redis
 
+from rollwire.ops.stack import StackInfo
 from rollwire.streams.seams.cache import Cache
 from rollwire.streams.seams.cache_memory import MemoryCache
 from rollwire.streams.seams.cache_redis import RedisCache
@@ -70,3 +72,31 @@ def test_a_redis_that_is_away_costs_nothing_but_the_look() -> None:
     assert cache.get("k") is None
     assert cache.get_prefix("") == {}
     cache.close()
+
+
+def test_what_holds_a_text_is_purged_wherever_it_stands(cache: Cache, own: str) -> None:
+    person = uuid.uuid4().hex
+    cache.set_many(
+        {f"{own}1": b"x" * 5_000 + person.encode(), f"{own}{person}": b"", f"{own}2": person[:-1].encode()}
+    )
+    assert cache.purge(person) == 2
+    assert cache.get_prefix(own) == {f"{own}2": person[:-1].encode()}
+    assert cache.purge(person) == 0
+
+
+@pytest.mark.system
+def test_redis_purges_values_of_every_type_and_says_when_it_is_away(stack: StackInfo, own: str) -> None:
+    person = uuid.uuid4().hex
+    client = redis.Redis.from_url(stack.redis_url)
+    client.hset(f"{own}h", "field", person)
+    client.sadd(f"{own}s", "a", person)
+    client.zadd(f"{own}z", {person: 1.0})
+    client.rpush(f"{own}l", "a", person)
+    client.xadd(f"{own}x", {"field": person})
+    client.rpush(f"{own}other", "a")
+    cache = RedisCache(stack.redis_url)
+    assert cache.purge(person) == 5
+    assert client.exists(f"{own}other") == 1
+    cache.close()
+    client.close()
+    assert RedisCache("redis://127.0.0.1:1").purge(person) is None

@@ -37,6 +37,8 @@ _log = structlog.get_logger("rollwire.gateway")
 _GRACE_S: Final = (
     7  # `GatewayConfig.stop_s` and its answers are inside of it, and it inside of the 9 s that a process has
 )
+_KEYS_S: Final = 2.0  # of a look for new keys: a change is known within `keys.poll_s` and this
+_LEASES_S: Final = 0.25  # of a lease on quotas: a thread of its own waits for it
 
 
 def read_rules(path: Path | None) -> Rules:
@@ -66,11 +68,14 @@ def gateway_app(
         if config.open_to_all:
             access = OpenAccess(config.tenant, origins=parse_origins(config.origins))
         else:
-            access = stored = StoredKeys(stack_store(stack, bucket), config.keys, clock)
+            store = stack_store(stack, bucket, timeout_s=_KEYS_S)
+            access = stored = StoredKeys(store, config.keys, clock)
             opened.callback(stored.close)
         hints = RedisHints(stack.redis_url, prefix, timeout_s=config.hints_timeout_s)
         opened.callback(hints.close)
-        quotas = LeasedQuotas(hints, config.quotas, clock)
+        patient = RedisHints(stack.redis_url, prefix, timeout_s=_LEASES_S)
+        opened.callback(patient.close)
+        quotas = LeasedQuotas(patient, config.quotas, clock)
         opened.callback(quotas.close)
         keys = open_keys(stack, bucket)
         follower = ErasureFollower(log, keys.forget)

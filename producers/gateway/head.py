@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 Scope = dict[str, Any]
 Headers = Iterable[tuple[bytes, bytes]]
 
+_FIELDS: Final = 16
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -66,5 +67,8 @@ def read_head(scope: Scope, ids: RequestIds) -> Head:
 
 
 def _address_key(query: bytes) -> str | None:
-    values = parse_qs(query.decode("latin-1"), max_num_fields=16).get("key")
+    try:
+        values = parse_qs(query.decode("latin-1"), max_num_fields=_FIELDS).get("key")
+    except ValueError:
+        return None  # an address of so many fields holds no key of ours
     return values[0] if values else None

@@ -67,7 +67,7 @@ def parse_one(raw: bytes | memoryview, field: str = "") -> Parsed:
     try:
         item = _ONE.decode(raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        return _refusal(error, bytes(raw), field)
+        return refusal_of(error, bytes(raw), field)
     marks = bytes(raw).count(b'"')
     if marks != _marks(item) and 2 * len(_STRING.findall(raw)) != _marks(item):
         return Refusal(400, "repeated_key", "a key stands there twice", field)
@@ -99,7 +99,7 @@ def parse_array(body: bytes) -> list[Parsed] | Refusal:
     try:
         raws = _RAWS.decode(body)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        return _refusal(error, body, "")
+        return refusal_of(error, body, "")
     return [parse_one(memoryview(raw), f"items[{index}]") for index, raw in enumerate(raws)]
 
 
@@ -116,7 +116,7 @@ def count_bound(body: bytes) -> int:
     return outside.count(b"{") if outside.count(b"{") * 9 >= outside.count(b",") else outside.count(b",") + 1
 
 
-def _refusal(error: Exception, raw: bytes, field: str) -> Refusal:
+def refusal_of(error: Exception, raw: bytes, field: str) -> Refusal:
     """What the parser said, as a code and the path of the field. Only words are chosen here: it is refused already."""
     if isinstance(error, RecursionError):
         return Refusal(400, "malformed", "nested too deep", field)

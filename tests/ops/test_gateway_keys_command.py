@@ -11,10 +11,11 @@ from contextlib import closing
 import pytest
 
 from rollwire.ops.cli import run
-from rollwire.ops.gateway_limits import open_limits
 from rollwire.ops.stack import StackInfo
+from rollwire.ops.stores import stack_store
 from rollwire.producers.gateway.access import Caller
-from rollwire.producers.gateway.key_store import KeysConfig
+from rollwire.producers.gateway.key_store import KeysConfig, StoredKeys
+from rollwire.streams.seams.clock import SystemClock
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -32,10 +33,11 @@ def test_keys_are_made_rotated_and_revoked(stack: StackInfo, capsys: pytest.Capt
         assert run(["gateway-keys", *words, "--folder", folder, "--dir", str(stack.dir)]) == 0
         return capsys.readouterr().out
 
-    with closing(open_limits(stack, f"{folder}.", keys=KeysConfig(folder=folder, poll_s=0.2))) as limits:
+    config = KeysConfig(folder=folder, poll_s=0.2)
+    with closing(StoredKeys(stack_store(stack, None, timeout_s=10.0), config, SystemClock())) as access:
 
         def state(key: str) -> str:
-            answer = limits.access.identify(f"Bearer {key}", None)
+            answer = access.identify(f"Bearer {key}", None)
             return answer.tenant if isinstance(answer, Caller) else answer.code
 
         first = command("add", "--tenant", "acme", "--rate", "5", "--note", "a shop").strip()
@@ -46,8 +48,8 @@ def test_keys_are_made_rotated_and_revoked(stack: StackInfo, capsys: pytest.Capt
         assert state(first) == "acme"
         page = "https://app.example.com"
         public = command("add", "--tenant", "acme", "--origin", page, "--expires-in", "90d").strip()
-        until(lambda: limits.access.allows_origin(page))
-        assert isinstance(limits.access.identify(None, page, public), Caller)
+        until(lambda: access.allows_origin(page))
+        assert isinstance(access.identify(None, page, public), Caller)
         command("revoke", key_id)
         until(lambda: state(first) == state(second) == "key_revoked")
         listed = command("list")

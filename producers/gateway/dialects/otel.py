@@ -11,10 +11,13 @@ integers as strings, partial success); semantic conventions for generative AI, e
     rollwire.feedback_id, log.record.uid        feedback_id
     user.id, enduser.id             subject
     timeUnixNano                    happened_at
+
+What this software does not know is passed over and of two equal members the last counts, as protobuf's JSON mapping has it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -25,11 +28,12 @@ from rollwire.producers.gateway.access import Refusal
 from rollwire.producers.gateway.answers import CONFLICT
 from rollwire.producers.gateway.commit import CONFLICTING, Fate
 from rollwire.producers.gateway.dialects.seam import Answer, Said
-from rollwire.producers.gateway.item import Item, Parsed
+from rollwire.producers.gateway.item import Item, Parsed, refusal_of
 from rollwire.producers.gateway.records import Entry
 
 PATH: Final = "/v1/logs"
 EVENT: Final = "gen_ai.evaluation.result"
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _SHOWN: Final = 5  # refused records that the answer's message names
 # google.rpc.Code of an HTTP status, as OTLP's error bodies carry it.
 _RPC: Final = {400: 3, 401: 16, 403: 7, 408: 4, 413: 8, 415: 3, 429: 8, 500: 13, 503: 14}
@@ -81,8 +85,7 @@ class OtelDialect:
         try:
             request = _REQUEST.decode(body)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            code = "wrong_type" if isinstance(error, msgspec.ValidationError) else "malformed"
-            return Refusal(400, code, str(error)[:300])
+            return refusal_of(error, body, "")
         items = [
             _item(record, f"resourceLogs[{r}].scopeLogs[{s}].logRecords[{i}]")
             for r, resource in enumerate(request.resource_logs)
@@ -148,21 +151,32 @@ def _item(record: _Record, field: str) -> Parsed:
     value = attributes.get("gen_ai.evaluation.score.value", UNSET)
     if not isinstance(value, float | bool | UnsetType):
         return Refusal(400, "wrong_type", "gen_ai.evaluation.score.value must be a number", field)
-    try:
-        seconds = int(record.time_unix_nano or 0) / 1e9
-    except (ValueError, OverflowError):
+    nanos = _integer(record.time_unix_nano or 0)
+    if nanos is None:
         return Refusal(400, "time_invalid", "timeUnixNano is no integer of 64 bits", field)
+    seconds = nanos / 1e9
     return Item(**said, value=value, happened_at=seconds or UNSET)
 
 
 def _plain(value: _Value) -> str | bool | float | None:
-    if value.string_value is not None:
-        return value.string_value
-    if value.bool_value is not None:
-        return value.bool_value
-    if value.double_value is not None:
-        return value.double_value
-    try:
-        return None if value.int_value is None else float(int(value.int_value))
-    except (ValueError, OverflowError):
-        return str(value.int_value)
+    """None for what is no scalar, or several at once."""
+    said = (value.string_value, value.bool_value, value.int_value, value.double_value)
+    if sum(one is not None for one in said) != 1:
+        return None
+    if value.int_value is not None:
+        integer = _integer(value.int_value)
+        return None if integer is None else float(integer)
+    return (
+        value.string_value
+        if value.string_value is not None
+        else (value.bool_value if value.bool_value is not None else value.double_value)
+    )
+
+
+def _integer(said: str | int) -> int | None:
+    """64 bits, as protobuf's JSON writes them: a string or a number. Python's own reading takes blanks, "1_0" and digits of all scripts."""
+    if isinstance(said, str):
+        if _INTEGER.fullmatch(said) is None:
+            return None
+        said = int(said)
+    return said if -(1 << 63) <= said < 1 << 64 else None

@@ -28,6 +28,8 @@ WITHOUT_TORCH = (
     "rollwire.streams.seams.store_s3",
     "rollwire.streams.seams.registry_confluent",
     "rollwire.schemas.diff",
+    "rollwire.producers.feedback",
+    "rollwire.producers.feedback.async_client",
     "rollwire.producers.fleet",
     "rollwire.producers.environments.countdown",
     "rollwire.producers.verifier.verifier",

@@ -1,0 +1,1 @@
+"""Erasing one person: what their data reached, the destruction of their keys, and the export of what is theirs."""

@@ -1,0 +1,222 @@
+"""What one person's data reached: events, training steps and versions, and who serves those. Read from the log alone.
+
+A person's data are their feedback and the live traffic that is sealed for them. It reaches a version when a group that
+holds it, or whose reward derives from it, is trained on; and from there every later version of the lineage, unless a revert
+goes back to before. Events older than their topic's retention are not seen any more; `group-fates` and the topics about
+versions are kept longest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rollwire.schemas.errors import Refused, TopicMismatch
+from rollwire.schemas.records import (
+    Event,
+    Feedback,
+    FleetStatus,
+    GroupFate,
+    ProductionRollout,
+    TrainStep,
+    WeightVersion,
+)
+from rollwire.streams.emit import decode_record, deletes
+from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.scan import scan
+
+NAMED: Final = ("user-feedback", "production-rollouts", "groups", "packed-batches", "dead-letters")
+"""Topics whose events name the person: the pseudonym stands in them as it is, so most records need no decoding."""
+KEYED: Final = ("rewards", "group-fates", "routing-traces")
+"""Topics whose events are about a group that the person's data are in."""
+VERSIONED: Final = ("train-steps", "weight-versions", "fleet-status")
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was reached of one lineage of versions."""
+
+    lineage: str
+    model: str
+    trained: tuple[int, ...]  # versions made by steps that trained on the person's data
+    carried: tuple[int, ...]  # these and every later one built on them
+    newest: int  # of the lineage
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that served such a version when it reported last."""
+
+    fleet: str
+    replica: str
+    version: int
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    subject: str
+    topics: dict[str, int]  # events by topic; topics with none are absent
+    feedback: tuple[str, ...]  # feedback ids
+    rollouts: tuple[str, ...]  # rollout ids of their own live traffic
+    lineages: tuple[Lineage, ...]
+    served: tuple[Served, ...]
+
+    @property
+    def nothing(self) -> bool:
+        return not self.topics
+
+
+class _Group(NamedTuple):
+    lineage: str
+    model: str
+
+
+class Traced:
+    """A fold over records, topic by topic in the order of `NAMED`, `KEYED`, `VERSIONED`. No I/O."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self._needle = subject.encode()
+        self.topics: Counter[str] = Counter()
+        self.feedback: dict[str, None] = {}
+        self.rollouts: dict[str, None] = {}
+        self._judged: set[bytes] = (
+            set()
+        )  # group ids, as keys, of rollouts that the person said something about
+        self._groups: dict[bytes, _Group | None] = {}
+        self._trained: set[tuple[str, int]] = set()  # (group's lineage, version made)
+        self._steps: set[tuple[str, int]] = set()  # (lineage, version) of steps that trained, not of reverts
+        self._versions: dict[str, dict[int, WeightVersion]] = {}
+        self._fleets: dict[tuple[str, str], FleetStatus] = {}
+
+    def add(self, record: Record) -> None:
+        if record.value is None or deletes(record):
+            return
+        names = self._needle in record.value
+        if record.topic in NAMED and names:
+            self.topics[record.topic] += 1
+        match _event(record) if self._wanted(record, names) else None:
+            case Feedback() as event if event.subject == self.subject:
+                self.feedback[event.feedback_id] = None
+                self._judged.add(event.group_id.encode())
+                self._groups.setdefault(event.group_id.encode(), None)
+            case ProductionRollout() as event:
+                if event.sealed is not None and event.sealed.subject == self.subject:
+                    self.rollouts[event.rollout_id] = None
+                self._groups[event.group_id.encode()] = _Group(event.lineage, event.model)
+            case GroupFate() as event:
+                group = self._groups.get(event.group_id.encode())
+                if event.fate == "kept" and event.for_version is not None and group is not None:
+                    self._trained.add((group.lineage, event.for_version + 1))
+            case TrainStep() as event if "revert_to" not in event.settings:
+                self._steps.add((event.lineage, event.version))
+            case WeightVersion() as event:
+                self._versions.setdefault(event.lineage, {})[event.version] = event
+            case FleetStatus() as event:
+                self._fleets[event.fleet, event.replica] = event
+            case _:
+                pass
+        if record.topic in KEYED and record.key in self._groups:
+            self.topics[record.topic] += 1
+
+    def _wanted(self, record: Record, names: bool) -> bool:
+        """Whether the record has to be decoded."""
+        match record.topic:
+            case "user-feedback":
+                return names
+            case "production-rollouts":
+                return names or record.key in self._judged
+            case "group-fates":
+                return record.key in self._groups
+            case topic:
+                return topic in VERSIONED
+
+    def reach(self) -> Reach:
+        lineages: list[Lineage] = []
+        digests: dict[tuple[int, str], None] = {}
+        for lineage, versions in sorted(self._versions.items()):
+            trained = sorted(v for of, v in self._trained & self._steps if of == lineage and v in versions)
+            carried = carried_by(trained, versions)
+            if carried:
+                newest = max(versions)
+                model = versions[newest].model
+                lineages.append(
+                    Lineage(
+                        lineage=lineage, model=model, trained=tuple(trained), carried=carried, newest=newest
+                    )
+                )
+                digests.update({(v, versions[v].state_digest): None for v in carried})
+        served = sorted(
+            (s.fleet, s.replica, s.version)
+            for s in self._fleets.values()
+            if (s.version, s.state_digest) in digests
+        )
+        return Reach(
+            subject=self.subject,
+            topics=dict(sorted(self.topics.items())),
+            feedback=tuple(self.feedback),
+            rollouts=tuple(self.rollouts),
+            lineages=tuple(lineages),
+            served=tuple(Served(fleet=f, replica=r, version=v) for f, r, v in served),
+        )
+
+
+def carried_by(trained: Sequence[int], versions: Mapping[int, WeightVersion]) -> tuple[int, ...]:
+    """`trained` and all versions built on one of them, ascending. A revert has the weights of the version it goes back to."""
+    reached: set[int] = set()
+    for number in sorted(versions):
+        back = versions[number].reverts_to
+        if number in trained or (number - 1 if back is None else back) in reached:
+            reached.add(number)
+    return tuple(sorted(reached))
+
+
+def trace(log: Log, subject: str, progress: Callable[[int, int], None] = lambda done, of: None) -> Reach:
+    """Reads the log once. `progress` is told how many records of how many were read, roughly."""
+    traced = Traced(subject)
+    topics = [topic for topic in (*NAMED, *KEYED, *VERSIONED) if is_there(log, topic)]
+    total, done = sum(_size(log, topic) for topic in topics), 0
+    # One topic after the other: what a group is about is known before its fate is read.
+    for topic in topics:
+        for record in scan(log, (topic,)):
+            traced.add(record)
+            done += 1
+            if done % 2_000 == 0:
+                progress(min(done, total), total)
+    progress(total, total)
+    return traced.reach()
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """3-5, 9."""
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(sorted(numbers)))
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for at, number in enumerate(numbers):
+        if at + 1 == len(numbers) or numbers[at + 1] != number + 1:
+            yield numbers[start], number
+            start = at + 1
+
+
+def _event(record: Record) -> Event | None:
+    try:
+        return decode_record(record)
+    except Refused:
+        return None
+
+
+def is_there(log: Log, topic: str) -> bool:
+    """A stack that was provisioned by an older release lacks the newer topics."""
+    try:
+        log.partitions(topic)
+    except TopicMismatch:
+        return False
+    return True
+
+
+def _size(log: Log, topic: str) -> int:
+    partitions = [TopicPartition(topic, p) for p in range(log.partitions(topic))]
+    begins = log.beginning_offsets(partitions)
+    return sum(end - begins[p] for p, end in log.end_offsets(partitions).items())

@@ -79,8 +79,8 @@ def _check(rules: Rules, where: str) -> None:
     _ordered(f"{where}: reward", rules.reward)
     if not 0 < rules.window_s <= rules.horizon_s < 1e9:
         raise ConfigError(f"{where}: window_s must be positive and at most horizon_s, and that below 1e9")
-    if not 0 <= rules.grace_s < 1e9:
-        raise ConfigError(f"{where}: grace_s must be between 0 and 1e9")
+    if not 0 < rules.grace_s < 1e9:
+        raise ConfigError(f"{where}: grace_s must be positive and below 1e9")
     if not 1 <= rules.max_events <= _MOST_EVENTS:
         raise ConfigError(f"{where}: max_events must be between 1 and {_MOST_EVENTS}")
     if not rules.signals:

@@ -17,8 +17,11 @@ class CommittedConsumerThread(AIOKafkaConsumerThread):
         """A consumer that sees committed records only."""
         conf = self.app.conf
         url = transport.url[0]
-        # No table has a changelog here, so partitions need not follow one: aiokafka's own assignor does.
-        self._assignor = RoundRobinPartitionAssignor
+        # Where a table has a changelog, its partitions must follow those it is folded from: only Faust's assignor sees to
+        # that. Without one, aiokafka's own does.
+        self._assignor = (
+            self.app.assignor if self.app.tables.changelog_topics else RoundRobinPartitionAssignor
+        )
         return aiokafka.AIOKafkaConsumer(
             client_id=conf.broker_client_id,
             group_id=conf.id,

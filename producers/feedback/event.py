@@ -49,10 +49,10 @@ def feedback_line(
     """
     for name, given in (("rollout_id", rollout_id), ("signal", signal), ("label", label)):
         if not isinstance(given, str) and (given is not None or name != "label"):
-            raise Refused("malformed", f"{name} is {given!r}, which is no text")
+            raise Refused("malformed", f"{name} is {given!r}, which is no text", name)
     for name, given in (("comment", comment), ("subject", subject), ("feedback_id", feedback_id)):
         if given is not None and not isinstance(given, str):
-            raise Refused("malformed", f"{name} is of type {type(given).__name__}, not text")
+            raise Refused("malformed", f"{name} is of type {type(given).__name__}, not text", name)
     parse_rollout_id(rollout_id)
     if not signal:
         raise Refused("malformed", "signal is empty: name one of the gateway's rules, such as 'thumb'")

@@ -30,6 +30,7 @@ WITHOUT_TORCH = (
     "rollwire.schemas.diff",
     "rollwire.producers.feedback",
     "rollwire.producers.feedback.async_client",
+    "rollwire.producers.feedback.log_feedback",
     "rollwire.producers.fleet",
     "rollwire.producers.environments.countdown",
     "rollwire.producers.verifier.verifier",

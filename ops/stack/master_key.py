@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,9 @@ def ensure_master_key(folder: Path) -> Path:
     if VARIABLE in os.environ or path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{path.name}.{os.getpid()}"
+    partial = folder / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(new_master_key())
             out.flush()
             os.fsync(out.fileno())

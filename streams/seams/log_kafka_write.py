@@ -27,6 +27,7 @@ _FENCED: Final = frozenset(
     {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 )
 _ABORT_S: Final = 10.0
+_FLUSH_S: Final = 0.01
 _QUEUE_S: Final = 30.0  # how long a full local queue may stay full (C48)
 
 
@@ -81,7 +82,9 @@ class KafkaWriter:
                     f"{missing} of {len(records)} records not acknowledged after {timeout_s:g} s; they may still "
                     "arrive (write them again: their ids make repeats harmless)"
                 )
-            producer.poll(min(left, 0.1))
+            # All that there is to write is queued: a flush sends it at once, where a poll would wait for `linger.ms`.
+            # It returns when nobody's records are under way, or soon: another thread may go on and on.
+            producer.flush(min(left, _FLUSH_S))
         if delivery.error is not None:
             self._fail(producer, delivery.error)
         if delivery.unplaced:

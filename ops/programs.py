@@ -19,8 +19,10 @@ from typing import Literal, NamedTuple
 
 from rollwire.schemas.errors import EnvironmentMissing
 
-Program = Literal["java", "mvn", "redis-server"]
-PROGRAMS: tuple[Program, ...] = ("java", "mvn", "redis-server")
+Program = Literal["java", "mvn", "redis-server", "chromium"]
+PROGRAMS: tuple[Program, ...] = ("java", "mvn", "redis-server", "chromium")
+# What the tests alone run: who only wants the stack may do without.
+FOR_TESTS: frozenset[Program] = frozenset({"chromium"})
 MIN_JAVA = 17
 MIN_NODE = 18
 
@@ -28,19 +30,36 @@ _NAMES: dict[Program, str] = {
     "java": f"a JDK of version {MIN_JAVA} or later",
     "mvn": "Maven",
     "redis-server": "redis-server",
+    "chromium": "Chromium",
 }
 # Family of the system -> the command that installs, and the package of each program.
 _INSTALLERS: dict[str, tuple[str, dict[Program, str]]] = {
     "debian": (
         "sudo apt-get install -y",
-        {"java": "openjdk-17-jdk-headless", "mvn": "maven", "redis-server": "redis-server"},
+        {
+            "java": "openjdk-17-jdk-headless",
+            "mvn": "maven",
+            "redis-server": "redis-server",
+            "chromium": "chromium",
+        },
     ),
     "fedora": (
         "sudo dnf install -y",
-        {"java": "java-latest-openjdk-headless", "mvn": "maven", "redis-server": "redis"},
+        {
+            "java": "java-latest-openjdk-headless",
+            "mvn": "maven",
+            "redis-server": "redis",
+            "chromium": "chromium",
+        },
     ),
-    "arch": ("sudo pacman -S", {"java": "jdk-openjdk", "mvn": "maven", "redis-server": "redis"}),
-    "macos": ("brew install", {"java": "openjdk", "mvn": "maven", "redis-server": "redis"}),
+    "arch": (
+        "sudo pacman -S",
+        {"java": "jdk-openjdk", "mvn": "maven", "redis-server": "redis", "chromium": "chromium"},
+    ),
+    "macos": (
+        "brew install",
+        {"java": "openjdk", "mvn": "maven", "redis-server": "redis", "chromium": "chromium"},
+    ),
 }
 # No release of Debian or Ubuntu has all of these; the first that there is gets installed.
 _APT_JDKS = (
@@ -48,6 +67,14 @@ _APT_JDKS = (
     "openjdk-17-jdk-headless",
     "openjdk-25-jdk-headless",
     "default-jdk-headless",
+)
+_CHROMIUMS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
 )
 _APT_DEADLINE_S = 900.0
 
@@ -91,6 +118,8 @@ def find_program(program: Program) -> Path:
     """Its absolute path; raises `EnvironmentMissing` with the command that installs it."""
     if program == "java":
         return find_java()
+    if program == "chromium":
+        return find_chromium()
     found = shutil.which(program)
     if found is None:
         raise _absent(program, f"{_NAMES[program]} is missing (no `{program}` on the PATH)")
@@ -162,24 +191,54 @@ def missing_programs() -> list[Program]:
 
 
 def install_missing() -> None:
-    """Installs what is missing by apt, with root on Debian or Ubuntu; elsewhere raises `EnvironmentMissing`."""
+    """Installs what is missing by apt, with root on Debian or Ubuntu; elsewhere raises `EnvironmentMissing`.
+
+    What the tests alone need is named where it cannot be installed, and nothing is raised for it.
+    """
     missing = missing_programs()
-    if not missing:
-        return
+    needed: list[Program] = [program for program in missing if program not in FOR_TESTS]
+    wanted: list[Program] = [program for program in missing if program in FOR_TESTS]
     family = _family()
-    if family != "debian" or os.geteuid() != 0 or shutil.which("apt-get") is None:
+    apt = family == "debian" and os.geteuid() == 0 and shutil.which("apt-get") is not None
+    if needed and not apt:
         names = ", ".join(_NAMES[program] for program in missing)
         raise EnvironmentMissing(
             f"missing: {names}. Install with {install_command(missing, family)}, then try again"
         )
+    if needed:
+        _install(needed)
+    if not wanted:
+        return
+    try:
+        if not apt:
+            raise EnvironmentMissing(f"install with {install_command(wanted, family)}")
+        _install(wanted)
+    except EnvironmentMissing as error:
+        names = ", ".join(_NAMES[program] for program in wanted)
+        sys.stderr.write(f"{names} is missing, which only tests of the browser script need: {error}\n")
+
+
+def _install(missing: Sequence[Program]) -> None:
     _apt("update", "-q")
     packages = [_apt_jdk() if program == "java" else _INSTALLERS["debian"][1][program] for program in missing]
     sys.stderr.write(f"installing {', '.join(packages)} by apt\n")
     _apt("install", "-q", "-y", "--no-install-recommends", *packages)
-    if left := missing_programs():
+    if left := [program for program in missing_programs() if program in missing]:
         raise EnvironmentMissing(
             f"apt installed {', '.join(packages)}, but {', '.join(left)} cannot be found"
         )
+
+
+def find_chromium() -> Path:
+    """Chromium, or a browser made of it: `$CHROMIUM`, on the PATH, then where macOS keeps applications.
+
+    Raises `EnvironmentMissing` with the command that installs it.
+    """
+    named = [os.environ.get("CHROMIUM", ""), *_CHROMIUMS]
+    found = next((path for path in map(shutil.which, named) if path), None)
+    if found is None:
+        raise _absent("chromium", f"{_NAMES['chromium']} is missing (no `chromium` on the PATH)")
+    return Path(found).absolute()
 
 
 def _java_candidates() -> Iterator[Path]:

@@ -17,7 +17,7 @@ for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
 done
 [ -n "$python" ] || fail "Python 3.11 or later is missing: install it (for example with your system's package manager), then try again"
 [ -L src/rollwire/ops ] || fail "src/rollwire/ops is no link: check out again with 'git config core.symlinks true'"
-say 1/4 "programs: a JDK 17+, Maven, redis-server"
+say 1/4 "programs: a JDK 17+, Maven, redis-server; Chromium for tests"
 PYTHONPATH=src "$python" -P -m rollwire.ops.programs
 
 # 2. uv: the one on the PATH, else one of our own.

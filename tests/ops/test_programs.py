@@ -71,6 +71,7 @@ def empty_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("CHROMIUM", raising=False)
     candidates = programs._java_candidates
     monkeypatch.setattr(
         programs, "_java_candidates", lambda: (java for java in candidates() if java.is_relative_to(tmp_path))
@@ -112,14 +113,44 @@ def test_without_root_all_that_is_missing_is_named_at_once(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(EnvironmentMissing) as caught:
         install_missing()
-    assert "`sudo apt-get install -y openjdk-17-jdk-headless maven redis-server`" in str(caught.value)
+    command = "`sudo apt-get install -y openjdk-17-jdk-headless maven redis-server chromium`"
+    assert command in str(caught.value)
+
+
+def test_what_tests_alone_need_is_named_and_stops_nobody(
+    empty_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("java", "mvn", "redis-server"):
+        _program(empty_path, name, 'echo version \\"21\\" >&2')
+    monkeypatch.setattr(programs, "_family", lambda: "fedora")
+    install_missing()
+    assert "Chromium is missing, which only tests" in capsys.readouterr().err
+    with pytest.raises(EnvironmentMissing, match=r"Chromium is missing.*`sudo dnf install -y chromium`"):
+        find_program("chromium")
+    _program(empty_path, "google-chrome", "")
+    assert find_program("chromium") == empty_path / "google-chrome"
+    install_missing()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_apt_without_chromium_stops_nobody(
+    empty_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("java", "mvn", "redis-server"):
+        _program(empty_path, name, 'echo version \\"21\\" >&2')
+    _program(empty_path, "apt-get", 'case "$*" in *install*) exit 100; esac')
+    monkeypatch.setattr(programs, "_family", lambda: "debian")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    install_missing()
+    assert "Chromium is missing, which only tests" in capfd.readouterr().err
 
 
 # An apt that has one JDK, and whose packages are what the stack looks for.
 _APT_GET = """\
 echo "$DEBIAN_FRONTEND $@" >> "{log}"
 case "$*" in *install*)
-  for name in java mvn redis-server; do
+  for name in java mvn redis-server chromium; do
+    case "$*" in *chromium*) test $name = chromium || continue;; *) test $name != chromium || continue;; esac
     printf '#!/bin/sh\\necho version \\\\"21.0.1\\\\" >&2\\n' > "{bin}/$name"; /bin/chmod +x "{bin}/$name"
   done
 esac
@@ -135,10 +166,12 @@ def test_with_root_on_debian_all_is_installed_by_apt(
     monkeypatch.setattr(programs, "_family", lambda: "debian")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     install_missing()
-    update, install = log.read_text().splitlines()
+    update, install, again, chromium = log.read_text().splitlines()
     assert update.startswith("noninteractive")
     assert " update" in update
     assert install.endswith("--no-install-recommends openjdk-17-jdk-headless maven redis-server")
+    assert again == update
+    assert chromium.endswith("--no-install-recommends chromium")
     before = log.read_text()
     install_missing()
     assert log.read_text() == before, "nothing is missing any more, so apt is not called"

@@ -6,11 +6,13 @@ and also without a reward. An answer of which nobody said anything is part of th
 
 from __future__ import annotations
 
+from typing import Final
+
 from rollwire.kernels.advantages import Baseline
 from rollwire.schemas.records import Cut, Group, GroupFate, Member, Rollout
 from rollwire.streams.assemble_group import OpenGroup
 
-BASELINE = "cohort"
+BASELINE: Final = "cohort"
 
 
 class OpenAnswer(OpenGroup):

@@ -7,12 +7,17 @@ a partition is its first undecided record. Drops above that position are known a
 
 Plans take the waiting groups in order of arrival: merged over partitions by (timestamp, partition, offset), a prefix of
 each partition, whole groups, exactly `groups_per_step` of them. There are no partial plans.
+
+Groups that are compared within themselves and answers of live traffic wait in separate queues (`pack_queue`); a plan has so many
+of each as `CohortConfig.production_share` says, and its answers are one cohort (`pack_cohort`). Neither kind can hold up the
+other for good: answers give way when they are too old or too many, and where a whole plan of one kind waited long enough for the
+other, or fills the buffer, it is made alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -23,6 +28,7 @@ from rollwire.kernels.packing import MAX_BUDGET
 from rollwire.kernels.packing_search import Objective
 from rollwire.kernels.policy.config import PolicyConfig, hf_config
 from rollwire.schemas.errors import PlanViolation, Refused
+from rollwire.schemas.ids import opened_us
 from rollwire.schemas.records import (
     Cut,
     Event,
@@ -32,8 +38,11 @@ from rollwire.schemas.records import (
     Position,
     WeightVersion,
 )
-from rollwire.streams.pack_judge import Bad, Facts, examine, judge_at, judge_line, judge_once
+from rollwire.streams.pack_cohort import Cohort, CohortConfig, Spoilt, coverage_notice, judge_cohort
+from rollwire.streams.pack_judge import Bad, examine, judge_age, judge_at, judge_line, judge_once
 from rollwire.streams.pack_layout import PlanFrame, lay_out
+from rollwire.streams.pack_mix import Mix, choose, next_due_us
+from rollwire.streams.pack_queue import Entry, Waiting
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Record
 
@@ -74,6 +83,7 @@ class PackConfig(BaseModel):
     max_buffered_groups: int = Field(
         default=1024, ge=1, description="groups held in memory; above it reading pauses until a plan is made"
     )
+    cohort: CohortConfig = Field(default=CohortConfig(), description="live traffic in plans")
     cost_per_token: float | None = Field(
         default=None, gt=0, description="a of the cost a*L + b*L^2; none: from the policy's config"
     )
@@ -85,6 +95,7 @@ class PackConfig(BaseModel):
     def _room_for_a_plan(self) -> PackConfig:
         if self.max_buffered_groups < self.groups_per_step:
             raise ValueError("max_buffered_groups must be at least groups_per_step, or no plan is ever made")
+        self._room_for_a_cohort()
         if (self.cost_per_token is None) != (self.cost_per_token_squared is None):
             raise ValueError(
                 "cost_per_token and cost_per_token_squared decide together: set both, or neither for the policy's config"
@@ -95,6 +106,41 @@ class PackConfig(BaseModel):
                 f"{self.microbatch_tokens} tokens: from 1 to {MAX_BUDGET} are possible"
             )
         return self
+
+    def _room_for_a_cohort(self) -> None:
+        cohort, live = self.cohort, self.live_groups
+        if cohort.production_share == 0:
+            return
+        if live < 2:
+            raise ValueError(
+                f"production_share {cohort.production_share:g} of {self.groups_per_step} groups_per_step is {live} answers: at "
+                "least 2 are compared with one another"
+            )
+        if cohort.production_share < 1 and live == self.groups_per_step:
+            raise ValueError(
+                f"production_share {cohort.production_share:g} of {self.groups_per_step} groups_per_step leaves no other group: "
+                "set 1, or more groups_per_step"
+            )
+        if cohort.max_waiting < self.groups_per_step:
+            raise ValueError(
+                "cohort.max_waiting must be at least groups_per_step, or no cohort is ever whole"
+            )
+        if self.max_buffered_groups < cohort.max_waiting + self.groups_per_step:
+            raise ValueError(
+                f"max_buffered_groups {self.max_buffered_groups} must hold cohort.max_waiting {cohort.max_waiting} and a "
+                f"whole plan of {self.groups_per_step} groups"
+            )
+
+    @property
+    def live_groups(self) -> int:
+        """Groups of one plan that are answers of live traffic."""
+        return self.cohort.live_of(self.groups_per_step)
+
+    @property
+    def mix(self) -> Mix:
+        cohort = self.cohort
+        ages = round(cohort.max_age_s * 1e6), round(cohort.max_wait_s * 1e6)
+        return Mix(self.groups_per_step, self.live_groups, *ages)
 
     @property
     def microbatch_tokens(self) -> int:
@@ -137,23 +183,6 @@ class Decision(NamedTuple):
     catch_up: bool  # read `weight-versions` to its end and ask again, before anything else
 
 
-class _Entry:
-    """One record of `groups` that is not below its partition's position yet."""
-
-    __slots__ = ("decided", "facts", "group", "offset", "record", "refused", "timestamp_ms")
-
-    def __init__(
-        self, record: Record, group: Group | None, facts: Facts | None, refused: Refused | None
-    ) -> None:
-        self.offset = record.offset
-        self.timestamp_ms = record.timestamp_ms
-        self.record: Record | None = record  # the raw bytes, while a quarantine is possible
-        self.group = group
-        self.facts = facts
-        self.refused = refused
-        self.decided = group is None and refused is None
-
-
 class Packer:
     """`next_step`: the first step without a plan. `positions`: where each partition of `groups` is read from.
     `decided`: ids of groups that have their fate already, and `decided_below`: offsets below which all of them lie.
@@ -172,19 +201,21 @@ class Packer:
         reverts: Reverts = NO_REVERTS,
     ) -> None:
         self._config = config
+        self._mix = config.mix
         self._model = model
         self._lineage = lineage
         self._next_step = next_step
         self._reverts = reverts
         self._latest_version = -1
         self._versions_offset = 0
-        self._positions = dict(positions)
-        self._read_to = dict(positions)
+        self._waiting = Waiting(positions, decided_below or {})
+        self._new: list[Entry] = []
+        # What was decided in earlier lives and is read again; and the last ones of this life (law 4).
+        self._decided = set(decided)
         self._decided_below = dict(decided_below or {})
-        self._queues: dict[int, deque[_Entry]] = {partition: deque() for partition in positions}
-        self._new: list[tuple[int, _Entry]] = []
-        self._seen: OrderedDict[str, None] = OrderedDict((group_id, None) for group_id in decided)
-        self._waiting = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._due_us: int | None = None
+        self._noticed_us = 0
 
     # -- what it knows ----------------------------------------------------------------------------------------
 
@@ -199,29 +230,31 @@ class Packer:
     @property
     def positions(self) -> dict[int, int]:
         """The first undecided offset of every partition of `groups`."""
-        return dict(self._positions)
+        return dict(self._waiting.positions)
 
     @property
     def read_to(self) -> dict[int, int]:
         """The next offset of every partition of `groups`."""
-        return dict(self._read_to)
+        return dict(self._waiting.read_to)
 
     @property
     def buffered(self) -> int:
         """Groups that wait or are not judged yet."""
-        return self._waiting + len(self._new)
+        return len(self._waiting)
 
     @property
     def full(self) -> bool:
         return self.buffered >= self._config.max_buffered_groups
 
     @property
-    def drops_above(self) -> bool:
-        """Whether fates were, or may have been, given to records above a partition's position: a restart must learn
-        them. Those of an earlier life count until reading has come by the last of them."""
-        return any(
-            self._read_to[p] < below for p, below in self._decided_below.items() if p in self._read_to
-        ) or any(entry.decided for queue in self._queues.values() for entry in queue)
+    def decided_above(self) -> dict[int, int]:
+        """See `Waiting.decided_above`."""
+        return self._waiting.decided_above
+
+    @property
+    def due_us(self) -> int | None:
+        """When time alone decides something next: an answer is too old, or one kind has waited for the other."""
+        return self._due_us
 
     # -- events in --------------------------------------------------------------------------------------------
 
@@ -247,37 +280,59 @@ class Packer:
 
     def receive(self, record: Record, group: Group | Refused) -> None:
         """A record of `groups`, in order within its partition; `Refused` where it did not decode."""
-        self._read_to[record.partition] = record.offset + 1
+        self._waiting.read(record)
         if isinstance(group, Refused):
-            entry = _Entry(record, None, None, group)
-        elif group.group_id in self._seen:
-            entry = _Entry(record, None, None, None)
+            self._waiting.add_unreadable(record, group)
+        elif group.group_id in self._seen or group.group_id in self._decided:
+            self._waiting.decided(record.partition, record.offset)
         else:
             self._remember(group.group_id)
-            entry = _Entry(record, group, examine(group, token_budget=self._config.microbatch_tokens), None)
-            self._new.append((record.partition, entry))
-        self._queues[record.partition].append(entry)
+            facts = examine(group, token_budget=self._config.microbatch_tokens)
+            entry = Entry(record, group, facts)
+            self._waiting.add(entry)
+            self._new.append(entry)
+        read_to = self._waiting.read_to
+        if self._decided and all(read_to.get(p, below) >= below for p, below in self._decided_below.items()):
+            for group_id in self._decided:
+                self._remember(group_id)
+            self._decided.clear()
 
     # -- decisions out ----------------------------------------------------------------------------------------
 
-    def decide(self, now_us: int, *, caught_up: bool) -> Decision:
+    def decide(self, now_us: int, *, caught_up: bool, at_end: bool = False) -> Decision:
         """What follows from all that was received. `caught_up`: `weight-versions` was read to its end after the last
-        `receive`. An empty decision with `catch_up` changes nothing; call again with `caught_up=True`.
+        `receive`. An empty decision with `catch_up` changes nothing; call again with `caught_up=True`. `at_end`: every
+        partition of `groups` was read to its end after the clock showed `now_us`, so what is missing has not come.
 
         At most one plan a call: call until nothing changed. What is returned is counted as done: when the
         transaction with it fails, build a new `Packer`.
         """
-        if not caught_up and any(
-            e.facts and e.facts.newest_version > self._latest_version for _, e in self._new
-        ):
-            return Decision((), (), dict(self._positions), changed=False, step=None, catch_up=True)
-        before = dict(self._positions)
+        if not caught_up and any(e.facts.newest_version > self._latest_version for e in self._new):
+            return Decision((), (), self.positions, changed=False, step=None, catch_up=True)
+        before = self.positions
         cut = self._cut(now_us)
-        events: list[Event | Refusal] = []
         base_version = self._next_step - 1
-        for _, entry in self._new:
-            if entry.group is None or entry.facts is None:
-                continue
+        events = self._judge_new(base_version, cut)
+        for entry in self._waiting:
+            if (bad := self._judge(entry, base_version, now_us)) is not None:
+                events += self._drop(entry, bad, base_version, cut)
+        events += self._crowded_out(base_version, cut)
+        step = self._plan(events, cut, at_end=at_end)
+        events += [Refusal(one.record, one.refused) for one in self._waiting.advance()]
+        self._due_us = next_due_us(self._waiting, self._mix, may_plan=self._may_plan())
+        return Decision(
+            events=tuple(event for event in events if not isinstance(event, Refusal)),
+            refusals=tuple(event for event in events if isinstance(event, Refusal)),
+            positions=self.positions,
+            changed=bool(events) or self.positions != before,
+            step=step,
+            catch_up=False,
+        )
+
+    def _judge_new(self, base_version: int, cut: Cut) -> list[Event | Refusal]:
+        """What is decided once and for all."""
+        events: list[Event | Refusal] = []
+        for entry in self._new:
             bad = judge_once(
                 entry.group,
                 entry.facts,
@@ -286,39 +341,50 @@ class Packer:
                 latest_version=self._latest_version,
                 reverts=self._reverts,
             )
-            self._waiting += 1
+            if bad is None and self._mix.quota(live=entry.live) == 0:
+                share = self._config.cohort.production_share
+                bad = Bad("no_place", f"no plan takes it: production_share is {share:g}", quarantine=False)
             if bad is not None:
                 events += self._drop(entry, bad, base_version, cut)
             entry.record = None
         self._new.clear()
-        for queue in self._queues.values():
-            for entry in queue:
-                if entry.group is None or entry.facts is None:
-                    continue
-                bad = judge_line(entry.facts, base_version=base_version, reverts=self._reverts) or judge_at(
-                    entry.facts, base_version=base_version, max_lag_versions=self._config.max_lag_versions
-                )
-                if bad is not None:
-                    events += self._drop(entry, bad, base_version, cut)
-        step = self._plan(events, cut)
-        events += self._advance()
-        return Decision(
-            events=tuple(event for event in events if not isinstance(event, Refusal)),
-            refusals=tuple(event for event in events if isinstance(event, Refusal)),
-            positions=dict(self._positions),
-            changed=bool(events) or self._positions != before,
-            step=step,
-            catch_up=False,
-        )
+        return events
 
-    def _plan(self, events: list[Event | Refusal], cut: Cut) -> int | None:
+    def _judge(self, entry: Entry, base_version: int, now_us: int) -> Bad | None:
+        """What may change while it waits."""
+        bad = judge_line(entry.facts, base_version=base_version, reverts=self._reverts) or judge_at(
+            entry.facts, base_version=base_version, max_lag_versions=self._config.max_lag_versions
+        )
+        if bad is not None or not entry.live:
+            return bad
+        opened = opened_us(entry.group.group_id)
+        return judge_age(opened, now_us=now_us, max_age_s=self._config.cohort.max_age_s)
+
+    def _crowded_out(self, base_version: int, cut: Cut) -> list[Event | Refusal]:
+        most = self._config.cohort.max_waiting
+        bad = Bad("crowded_out", f"more than {most} answers wait", quarantine=False)
+        events: list[Event | Refusal] = []
+        for entry in self._waiting.oldest(max(0, self._waiting.count(live=True) - most), live=True):
+            events += self._drop(entry, bad, base_version, cut)
+        return events
+
+    def _plan(self, events: list[Event | Refusal], cut: Cut, *, at_end: bool) -> int | None:
         step, config = self._next_step, self._config
-        if self._waiting < config.groups_per_step:
+        if not self._may_plan():
             return None
-        # Nothing is planned before version 0, the anchor, can be read.
-        if self._latest_version < max(0, step - 1 - config.max_steps_ahead):
+        chosen = choose(self._waiting, self._mix, now_us=cut.clock_us, at_end=at_end, full=self.full)
+        if chosen is None:
             return None
-        taken = self._oldest_waiting(config.groups_per_step)
+        sampled, live = chosen
+        groups = [entry.group for entry in sampled]
+        cohort: Cohort | None = None
+        if live:
+            judged = judge_cohort([entry.group for entry in live], config.cohort)
+            if isinstance(judged, Spoilt):
+                events += self._spoil(live, judged, step - 1, cut)
+                return None
+            cohort = judged
+            groups += judged.groups
         frame = PlanFrame(
             model=self._model,
             lineage=self._lineage,
@@ -332,31 +398,39 @@ class Packer:
             objective=config.objective,
             newest_revert=self._reverts.newest,
             context_parallel=config.context_parallel,
+            cohort=cohort,
         )
-        events += lay_out([entry.group for entry in taken if entry.group is not None], frame)
-        for entry in taken:
+        events += lay_out(groups, frame)
+        for entry in (*sampled, *live):
             events.append(self._settle(entry, "kept", "trained", f"step {step}", step - 1, cut))
         self._next_step = step + 1
         return step
 
-    def _oldest_waiting(self, count: int) -> list[_Entry]:
-        """The first `count` waiting entries, a prefix of each partition. Timestamps are the producers' and may fall
-        within a partition: there the highest so far counts, so that the merge keeps every partition's order."""
-        keyed: list[tuple[int, int, int, _Entry]] = []
-        for partition, queue in self._queues.items():
-            highest, found = 0, 0
-            for entry in queue:
-                if entry.group is None:
-                    continue
-                highest = max(highest, entry.timestamp_ms)
-                keyed.append((highest, partition, entry.offset, entry))
-                found += 1
-                if found == count:
-                    break
-        keyed.sort(key=lambda key: key[:3])
-        return [entry for *_, entry in keyed[:count]]
+    def _may_plan(self) -> bool:
+        """Nothing is planned before version 0, the anchor, can be read, nor too far before the trainer."""
+        return self._latest_version >= max(0, self._next_step - 1 - self._config.max_steps_ahead)
 
-    def _drop(self, entry: _Entry, bad: Bad, base_version: int, cut: Cut) -> list[Event | Refusal]:
+    def _spoil(self, live: list[Entry], spoilt: Spoilt, base_version: int, cut: Cut) -> list[Event | Refusal]:
+        """A cohort of which nothing is trained on: its groups go, the next cohort comes."""
+        events: list[Event | Refusal] = [
+            self._settle(entry, spoilt.fate, spoilt.reason, spoilt.detail, base_version, cut)
+            for entry in live
+        ]
+        if spoilt.reason == "coverage":
+            # An event's id has its time in it: several of one moment are a microsecond apart.
+            self._noticed_us = max(cut.clock_us, self._noticed_us + 1)
+            events.append(
+                coverage_notice(
+                    spoilt,
+                    model=self._model,
+                    for_version=base_version,
+                    config=self._config.cohort,
+                    at_us=self._noticed_us,
+                )
+            )
+        return events
+
+    def _drop(self, entry: Entry, bad: Bad, base_version: int, cut: Cut) -> list[Event | Refusal]:
         events: list[Event | Refusal] = []
         if bad.quarantine and entry.record is not None:
             events.append(Refusal(entry.record, Refused(bad.reason, bad.detail)))
@@ -364,16 +438,12 @@ class Packer:
         return events
 
     def _settle(
-        self, entry: _Entry, fate: Fate, reason: str, detail: str, base_version: int, cut: Cut
+        self, entry: Entry, fate: Fate, reason: str, detail: str, base_version: int, cut: Cut
     ) -> GroupFate:
         """Gives an entry its one fate, and with it the slot back to the replica that opened the group."""
-        group, facts = entry.group, entry.facts
-        if group is None or facts is None:
-            raise PlanViolation(f"record {entry.offset} of groups was to get a second fate")
+        group = entry.group
         rewards = [member.reward for member in group.members if member.reward is not None]
-        entry.group = entry.facts = None
-        entry.decided = True
-        self._waiting -= 1
+        self._waiting.remove(entry)
         return GroupFate(
             group_id=group.group_id,
             fate=fate,
@@ -386,24 +456,14 @@ class Packer:
             reward_mean=math.fsum(rewards) / len(rewards) if rewards else None,
             group_size=group.group_size,
             for_version=base_version,
-            oldest_version=facts.oldest_version,
+            oldest_version=entry.facts.oldest_version,
             cut=cut,
         )
 
-    def _advance(self) -> list[Refusal]:
-        """Moves every position to its first undecided record. Refusals on the way are announced only here: they have
-        no slot to give back, and a dead letter above the position would be written again after a restart."""
-        refusals: list[Refusal] = []
-        for partition, queue in self._queues.items():
-            while queue and (queue[0].decided or queue[0].refused is not None):
-                entry = queue.popleft()
-                if entry.refused is not None and entry.record is not None:
-                    refusals.append(Refusal(entry.record, entry.refused))
-            self._positions[partition] = queue[0].offset if queue else self._read_to[partition]
-        return refusals
-
     def _cut(self, now_us: int) -> Cut:
-        inputs = [Position(topic="groups", partition=p, offset=o) for p, o in sorted(self._read_to.items())]
+        inputs = [
+            Position(topic="groups", partition=p, offset=o) for p, o in sorted(self._waiting.read_to.items())
+        ]
         inputs.append(Position(topic="weight-versions", partition=0, offset=self._versions_offset))
         return Cut(inputs=tuple(inputs), clock_us=now_us)
 

@@ -9,6 +9,7 @@ from rollwire.kernels.packing import check_length
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.reasons import Reason
 from rollwire.schemas.records import Group
+from rollwire.streams.assemble_answer import BASELINE
 from rollwire.streams.pack_layout import token_count, trained_members
 from rollwire.streams.reverts import Reverts
 
@@ -87,10 +88,21 @@ def judge_at(facts: Facts, *, base_version: int, max_lag_versions: int) -> Bad |
     return None
 
 
+def judge_age(opened_us: int, *, now_us: int, max_age_s: float) -> Bad | None:
+    """Freshness in minutes, besides versions: since the group was opened, limit included."""
+    age_s = (now_us - opened_us) / 1e6
+    if age_s > max_age_s:
+        return Bad("too_old", f"{age_s:.0f} s since it was opened, max_age_s {max_age_s:g}", quarantine=False)
+    return None
+
+
 def _flaw(group: Group, token_budget: int) -> tuple[Reason, str] | None:
-    trained = trained_members(group)
-    if not trained or all(member.reward is None for member in group.members):
-        return "unscorable", f"none of {len(group.members)} members has a reward and an advantage"
+    if group.baseline == BASELINE:  # advantages come later; of what nobody scored, only the silence counts
+        trained = [member for member in group.members if member.reward is not None]
+    else:
+        trained = trained_members(group)
+        if not trained or all(member.reward is None for member in group.members):
+            return "unscorable", f"none of {len(group.members)} members has a reward and an advantage"
     for member in trained:
         try:
             check_length(token_count(member), token_budget)

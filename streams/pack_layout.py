@@ -16,7 +16,8 @@ import numpy as np
 from rollwire.kernels.cost import CostModel
 from rollwire.kernels.packing import plan_microbatches
 from rollwire.kernels.packing_search import Objective
-from rollwire.schemas.records import Cut, Group, Member, Microbatch, PackedBatch, Position, Rollout
+from rollwire.schemas.records import Cut, Group, Member, Microbatch, PackedBatch, Position, Rollout, Seal
+from rollwire.streams.pack_cohort import Cohort
 
 _TOKEN_DTYPES: Final[dict[str, np.dtype[Any]]] = {name: np.dtype("<" + name) for name in ("u1", "u2", "u4")}
 _TOKEN: Final = np.dtype("<u4")
@@ -50,6 +51,7 @@ class PlanFrame(NamedTuple):
     objective: Objective = "sum"
     context_parallel: int = 1  # devices of a rank; `token_budget` is what all of them have together
     newest_revert: int | None = None  # the last version that was a revert
+    cohort: Cohort | None = None  # of the groups, those of live traffic; they stand among the groups
 
 
 def trained_members(group: Group) -> list[Member]:
@@ -84,6 +86,7 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
     )
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
     reward_mean, oldest = math.fsum(rewards) / len(rewards), oldest_version(groups)
+    cohort = frame.cohort
     total_tokens, group_ids = sum(lengths_B), tuple(group.group_id for group in groups)
     batches = [
         PackedBatch(
@@ -104,6 +107,10 @@ def lay_out(groups: Sequence[Group], frame: PlanFrame) -> tuple[PackedBatch, ...
             plan_digest="",
             cut=frame.cut,
             newest_revert=frame.newest_revert,
+            coverage=() if cohort is None else cohort.coverage,
+            cohort_size=0 if cohort is None else cohort.size,
+            cohort_mean=None if cohort is None else cohort.mean,
+            max_age_ms=None if cohort is None else cohort.max_age_ms,
         )
         for rank, microbatches in enumerate(layout)
     ]
@@ -118,6 +125,7 @@ def build_microbatch(members: Sequence[Member]) -> Microbatch:
     rollouts = [member.rollout for member in members]
     tokens = [_tokens(r) for r in rollouts]
     trained = [_trained(r) for r in rollouts]
+    seals = tuple(r.sealed for r in rollouts)
     cu_seqlens = np.zeros(len(rollouts) + 1, "<i4")
     np.cumsum([len(t) // _TOKEN.itemsize for t in tokens], out=cu_seqlens[1:])
     return Microbatch(
@@ -131,6 +139,7 @@ def build_microbatch(members: Sequence[Member]) -> Microbatch:
         traces=tuple(member.trace for member in members),
         environments=tuple(r.environment for r in rollouts),
         fleets=tuple(r.fleet for r in rollouts),
+        seals=seals if any(seals) else (),
     )
 
 
@@ -164,7 +173,8 @@ def plan_digest(batches: Sequence[PackedBatch]) -> str:
     Covered: what is trained on and how (frame, groups, microbatches, trace positions), rank by rank. Not covered: the
     cut and this digest, so that a replay which follows other offsets can still be compared; and the names of
     environments and fleets, which only figures are sorted by. Each field is its length
-    as 8 little-endian bytes, then its bytes; integers are decimal ASCII.
+    as 8 little-endian bytes, then its bytes; integers are decimal ASCII. Seals and the cohort are covered where there are
+    any: what opens the tokens, and what the advantages were taken against.
     """
     hasher = blake3.blake3()
     for batch in sorted(batches, key=lambda batch: batch.rank):
@@ -199,11 +209,23 @@ def plan_digest(batches: Sequence[PackedBatch]) -> str:
                 microbatch.advantages,
                 *(_trace(trace) for trace in microbatch.traces),
             )
+            if microbatch.seals:
+                _feed(hasher, "seals", *(part for seal in microbatch.seals for part in _seal(seal)))
+        if batch.cohort_size:
+            _feed(hasher, "cohort", batch.cohort_size, len(batch.coverage))
+            for row in batch.coverage:
+                _feed(hasher, row.outcome, row.rollouts, row.signalled, row.scored)
+            mean = b"" if batch.cohort_mean is None else np.array(batch.cohort_mean, "<f8").tobytes()
+            _feed(hasher, mean, "" if batch.max_age_ms is None else batch.max_age_ms)
     return hasher.hexdigest()
 
 
 def _trace(trace: Position | None) -> str:
     return "" if trace is None else f"{trace.topic}/{trace.partition}/{trace.offset}"
+
+
+def _seal(seal: Seal | None) -> tuple[str | int | bytes, ...]:
+    return ("",) if seal is None else (seal.subject, seal.key, seal.nonce, seal.tag)
 
 
 def _feed(hasher: blake3.blake3, *fields: str | int | bytes) -> None:

@@ -47,10 +47,7 @@ class PackStep:
         self.memories: tuple[Memory, ...] = (
             Changelog(VERSIONS),
             Tail(TopicPartition("packed-batches", 0), lambda: bool(self._planned)),
-            *(
-                Marked(TopicPartition("group-fates", p), lambda: self.packer.drops_above)
-                for p in range(fates)
-            ),
+            *(Marked(TopicPartition("group-fates", p), self._decided_above) for p in range(fates)),
         )
         self._versions: list[tuple[int, WeightVersion]] = []
         self._planned: list[
@@ -107,12 +104,13 @@ class PackStep:
         return self._settle(clock_us, caught_up=False)
 
     def tick(self, clock_us: int, at_end: Collection[TopicPartition]) -> list[Outgoing]:
-        if self._behind_us is None or VERSIONS not in at_end:
+        if self._behind_us is not None and VERSIONS not in at_end:
             return []
-        return self._settle(clock_us, caught_up=True)
+        return self._settle(clock_us, caught_up=VERSIONS in at_end, at_end=set(self._groups) <= set(at_end))
 
     def due_us(self) -> int | None:
-        return self._behind_us
+        times = [at for at in (self._behind_us, self.packer.due_us) if at is not None]
+        return min(times, default=None)
 
     def paused(self) -> Collection[TopicPartition]:
         return self._groups if self.packer.full else ()
@@ -148,13 +146,16 @@ class PackStep:
             reverts=reverts,
         )
 
-    def _settle(self, clock_us: int, *, caught_up: bool) -> list[Outgoing]:
+    def _decided_above(self) -> dict[TopicPartition, int]:
+        return {TopicPartition("groups", p): at for p, at in self.packer.decided_above.items()}
+
+    def _settle(self, clock_us: int, *, caught_up: bool, at_end: bool = False) -> list[Outgoing]:
         """What can be decided now. A version may only be called future at the end of `weight-versions`: until that
         was read, nothing is decided and `tick` is due."""
         outputs: list[Outgoing] = []
         self._behind_us = None
         while True:
-            decision = self.packer.decide(clock_us, caught_up=caught_up)
+            decision = self.packer.decide(clock_us, caught_up=caught_up, at_end=at_end)
             if decision.catch_up:
                 self._behind_us = clock_us
                 return outputs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -33,6 +33,17 @@ _logger = structlog.get_logger("rollwire.runtime")
 
 _RESTORE_IDLE_S: Final = 0.2  # somebody else's transaction may have to be waited for, so time has to pass
 _FIRST_BYTES: Final = 64 * 1024  # what a record is taken to be before the first one came
+
+
+class _Later(NamedTuple):
+    """Marks that hold once the committed offsets have reached what was needed of everything written below them."""
+
+    marks: Mapping[TopicPartition, int]
+    needed: Mapping[TopicPartition, int]
+
+
+def _reached(offsets: Mapping[TopicPartition, int], needed: Mapping[TopicPartition, int]) -> bool:
+    return all(offsets[partition] >= at for partition, at in needed.items())
 
 
 class Session:
@@ -67,6 +78,7 @@ class Session:
         # The offsets of the last transaction: committed and read.
         self._committed: tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]] = {}, {}
         self._marks: Mapping[TopicPartition, int] = {}
+        self._later: _Later | None = None
         self.healthy = False  # something was committed, or nothing needed to be for a while
         self._reader: Reader | None = None
         # This finishes the old owner's transaction, so it comes before anything is read.
@@ -86,7 +98,7 @@ class Session:
         """One batch: read, decide, commit. Returns the number of records read."""
         self._backpressure()
         # Asked before the step writes what follows from this batch.
-        needed = any(memory.needed() for memory in self._marked)
+        needed = self._needed()
         records = self._next()
         careful = self._crash.active and self._note(records)
         try:
@@ -102,7 +114,7 @@ class Session:
 
     def settle(self) -> None:
         """Commits offsets that moved since the last transaction: the next owner re-reads less."""
-        self._commit([], 0.0, needed=True)
+        self._commit([], 0.0, needed=self._needed())
 
     def close(self) -> None:
         if self._reader is not None:
@@ -222,13 +234,15 @@ class Session:
         self._last_check = now
         return True
 
-    def _commit(self, outputs: list[Outgoing], offsets_only_s: float, *, needed: bool) -> None:
+    def _commit(
+        self, outputs: list[Outgoing], offsets_only_s: float, *, needed: Mapping[TopicPartition, int]
+    ) -> None:
         offsets, read = self.step.committable(), self.step.read()
         now = self._clock.monotonic_s()
         if not outputs and ((offsets, read) == self._committed or now - self._last_commit < offsets_only_s):
             self.healthy = self.healthy or now - self._last_commit > self._config.patience_s
             return
-        self._move_marks(outputs, needed=needed)
+        self._move_marks(outputs, needed, offsets)
         group = self._drive.group
         self._writer.begin()
         self._writer.write(outputs)
@@ -245,14 +259,36 @@ class Session:
         self._last_commit = self._clock.monotonic_s()
         self.healthy = True
 
-    def _move_marks(self, outputs: list[Outgoing], *, needed: bool) -> None:
-        """Before the transaction is begun: whatever it writes will stand at or above the marks."""
+    def _needed(self) -> dict[TopicPartition, int]:
+        """The committed offsets from which on nothing is needed that stands in the marked memories."""
+        needed: dict[TopicPartition, int] = {}
+        for memory in self._marked:
+            for partition, at in memory.needed().items():
+                needed[partition] = max(at, needed.get(partition, 0))
+        return needed
+
+    def _move_marks(
+        self,
+        outputs: list[Outgoing],
+        needed: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Before the transaction is begun: whatever it writes will stand at or above the marks.
+
+        `needed`: of what was written before it. `offsets`: what it commits. Where something is always needed, the marks
+        move up to where the memories ended when that which was needed then had not been written yet.
+        """
         partitions = [memory.partition for memory in self._marked]
-        if needed and len(self._marks) == len(partitions):
-            return
         topics = {partition.topic for partition in partitions}
-        if any(output.topic in topics for output in outputs):
-            self._marks = self._log.end_offsets(partitions)
+        if not any(output.topic in topics for output in outputs):
+            return
+        if len(self._marks) < len(partitions) or _reached(offsets, needed):
+            self._marks, self._later = self._log.end_offsets(partitions), None
+            return
+        if self._later is not None and _reached(offsets, self._later.needed):
+            self._marks, self._later = self._later.marks, None
+        if self._later is None:
+            self._later = _Later(self._log.end_offsets(partitions), needed)
 
     def _start(self) -> None:
         config, group, step = self._config, self._drive.group, self.step

@@ -30,12 +30,13 @@ class Changelog(NamedTuple):
 class Marked(NamedTuple):
     """A memory that is read from the step's mark: an offset that is committed with its outputs.
 
-    The mark moves up to the memory's end, as that is before the transaction in which the step writes there, unless
-    `needed()` says that a restart has to know what it wrote there before. Without a mark, nothing was ever written.
+    The mark moves up to where the memory ended before the transaction in which the step wrote there, once a restart need
+    not know what stands below: `needed()` says which committed offsets have to be reached before what was written there so far
+    is not needed any more; empty = nothing is. Without a mark, nothing was ever written.
     """
 
     partition: TopicPartition
-    needed: Callable[[], bool]
+    needed: Callable[[], Mapping[TopicPartition, int]]
 
 
 class Tail(NamedTuple):

@@ -180,14 +180,14 @@ def test_c06_drops_give_their_slots_back_while_the_plan_waits(make_group: MakeGr
     dropped = [e for e in bench.decide() if isinstance(e, GroupFate)]
     assert [e.reason for e in dropped] == ["stale", "stale"]
     assert bench.committed == {0: 0, 1: 0}  # the waiting group is not below the position
-    assert bench.packer.drops_above
+    assert bench.packer.decided_above
     bench.restart()
     assert bench.decide() == []  # no second fate for the drops
-    assert bench.packer.drops_above
+    assert bench.packer.decided_above
     bench.arrive(1, make_group(4, (3,)))
     bench.decide()
     assert bench.committed == {0: 5, 1: 1}
-    assert not bench.packer.drops_above
+    assert not bench.packer.decided_above
     assert Counter(bench.fates.values()) == {"stale": 2, "trained": 2}
 
 
@@ -198,10 +198,10 @@ def test_drops_of_an_earlier_life_count_until_reading_has_come_by(make_group: Ma
     bench.decide()
     bench.restart(read=False)
     bench.packer.receive(*bench.log[0][0])
-    assert bench.packer.drops_above
+    assert bench.packer.decided_above
     bench.packer.receive(*bench.log[0][1])
     bench.packer.decide(0, caught_up=True)
-    assert bench.packer.drops_above  # the drop itself is above the position now
+    assert bench.packer.decided_above  # the drop itself is above the position now
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class Remembering:
     """A step that only restores."""
 
     inputs: Sequence[TopicPartition] = ()
-    memories: Sequence[Memory] = (Marked(FATES, lambda: True),)
+    memories: Sequence[Memory] = (Marked(FATES, dict),)
 
     def __init__(self) -> None:
         self.found: list[bytes | None] = []

@@ -13,14 +13,24 @@ import msgspec
 import pytest
 
 from rollwire.schemas.errors import ConfigError, Fenced, TransactionUnknown
-from rollwire.schemas.records import Event, Group, GroupFate, PackedBatch, WeightVersion
+from rollwire.schemas.records import (
+    Cut,
+    Event,
+    Group,
+    GroupFate,
+    Member,
+    PackedBatch,
+    Rollout,
+    WeightVersion,
+)
 from rollwire.streams import synthetic
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack import PackConfig
+from rollwire.streams.pack_cohort import CohortConfig
 from rollwire.streams.pack_step import PackStep
 from rollwire.streams.run_pack import drive, run_pack
 from rollwire.streams.runtime import RuntimeConfig, Session
-from rollwire.streams.seams.clock import SystemClock
+from rollwire.streams.seams.clock import ManualClock, SystemClock
 from rollwire.streams.seams.forwarding import ForwardingTransactions
 from rollwire.streams.seams.log import TopicPartition, TransactionalWriter
 from rollwire.streams.seams.log_memory import MemoryLog
@@ -28,7 +38,14 @@ from rollwire.streams.seams.scan import scan
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
 NOW_US = 1_767_225_600_000_000
-TOPICS = {"groups": 4, "group-fates": 4, "packed-batches": 8, "weight-versions": 1, "dead-letters": 1}
+TOPICS = {
+    "groups": 4,
+    "group-fates": 4,
+    "packed-batches": 8,
+    "weight-versions": 1,
+    "dead-letters": 1,
+    "notices": 1,
+}
 
 
 class MakeGroup(Protocol):
@@ -192,6 +209,72 @@ def test_drops_above_a_waiting_group_are_known_lives_later(make_group: MakeGroup
     running.until(partial(_fates_are, log, 5))
     running.end()
     check(log, [*groups, last], config)
+
+
+def test_the_marks_follow_where_some_group_always_waits() -> None:
+    """In a mix with more answers than plans take, there is never a moment at which nothing is decided above the oldest
+    that waits: a restart must not have to read all fates for that."""
+    clock = ManualClock()
+    log = MemoryLog({**TOPICS, "groups": 1, "group-fates": 1}, clock)
+    mix = CohortConfig(production_share=0.5, coverage_floor=0, max_age_s=1e6)
+    config = PackConfig(groups_per_step=4, cohort=mix, max_lag_versions=100)
+    fates = TopicPartition("group-fates", 0)
+    quick = RuntimeConfig(idle_s=0, linger_ms=0, offsets_only_s=0)
+    packing = drive(log, config, "t.", "policy", synthetic.LINEAGE)
+    session: Session | None = None
+    marks: list[int] = []
+    sent = 0
+    for step in range(1, 41):
+        send(log, synthetic.version(step - 1, at_us=NOW_US))
+        for live in (True, True, True, False, False):
+            group_id = synthetic.group_id(clock.now_us(), sent)
+            send(log, grouped(group_id, live=live, version=step - 1))
+            sent += 1
+        if session is None:
+            session = Session(log, packing, quick, clock)
+        for _ in range(4):
+            session.turn()
+        assert isinstance(session.step, PackStep)
+        assert step < 3 or session.step.packer.decided_above
+        marks.append(log.committed("t.pack.marks", [fates]).get(fates, 0))
+        if step % 8 == 0:
+            session.close()
+            session = None
+    end = log.end_offsets([fates])[fates]
+    assert marks == sorted(marks)
+    assert end // 4 < marks[-1] < end
+    said = [fate.group_id for fate in read(log, "group-fates") if isinstance(fate, GroupFate)]
+    assert len(set(said)) == len(said) == 160
+
+
+def grouped(group_id: str, *, live: bool, version: int) -> Group:
+    """A group as either instance of assemble writes it."""
+    if live:
+        answer = synthetic.answer(group_id, at_us=NOW_US, version=version)
+        rollouts = [Rollout(**{name: getattr(answer, name) for name in Rollout.__struct_fields__})]
+    else:
+        rollouts = [synthetic.rollout(group_id, i, 2, at_us=NOW_US, version=version) for i in range(2)]
+    reward = float(int(group_id[-2:], 16) % 2)
+    return Group(
+        group_id=group_id,
+        model="policy",
+        lineage=synthetic.LINEAGE,
+        environment=rollouts[0].environment,
+        task_id=rollouts[0].task_id,
+        group_size=len(rollouts),
+        baseline="cohort" if live else "mean",
+        members=tuple(
+            Member(
+                rollout=rollout,
+                reward=reward if live else float(i),
+                advantage=None if live else i - 0.5,
+                trace=None,
+                signals=int(live),
+            )
+            for i, rollout in enumerate(rollouts)
+        ),
+        cut=Cut(inputs=(), clock_us=NOW_US),
+    )
 
 
 def _fates_are(log: MemoryLog, count: int) -> bool:

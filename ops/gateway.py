@@ -80,7 +80,7 @@ def gateway_app(
         opened.callback(patient.close)
         quotas = LeasedQuotas(patient, config.quotas, clock)
         opened.callback(quotas.close)
-        keys = open_keys(stack, bucket)
+        keys = open_keys(stack)
         follower = ErasureFollower(log, keys.forget)
         opened.callback(follower.close)
         yield make_app(

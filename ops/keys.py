@@ -39,9 +39,14 @@ def open_master_key(stack: StackInfo) -> LocalMasterKey:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def open_keys(stack: StackInfo, bucket: str | None = None, *, ttl_s: float = 60.0) -> CachedKeys:
-    """The stack's key store, with a cache in front (`forget` it by `rollwire.streams.erasures`). Nothing is asked yet."""
-    return CachedKeys(StoredKeys(stack_store(stack, bucket), open_master_key(stack)), ttl_s=ttl_s)
+def open_keys(stack: StackInfo, *, ttl_s: float = 60.0) -> CachedKeys:
+    """The stack's key store, with a cache in front that `streams.seams.erasures.ErasureFollower` has forget. Nothing is
+    asked yet.
+
+    It is in the stack's own bucket, also for a run that keeps its weights elsewhere: a person's keys in two places would be
+    two different keys of one number, and an erasure could miss one.
+    """
+    return CachedKeys(StoredKeys(stack_store(stack, None), open_master_key(stack)), ttl_s=ttl_s)
 
 
 def pseudonym_secret(stack: StackInfo) -> bytes:

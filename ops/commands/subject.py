@@ -99,6 +99,8 @@ def erase(
                     f"nothing is known of {person}: are subject and tenant spelled as in their feedback?"
                 )
                 return 1
+            if reach.generations > max(*state.live, *state.destroyed, 0, 0):
+                raise ConfigError(_other_keys(reach))
             if dry_run:
                 console.print(f"dry run: {len(state.live)} keys would be destroyed; nothing was done")
                 return 0
@@ -112,7 +114,10 @@ def erase(
             _print(reach)
     if json is not None:
         _write(json, _plain(done, reach))
-    return _told(console, done)
+    told = _told(console, done)
+    if reach.generations > done.event.generations:
+        raise ConfigError(_other_keys(reach))
+    return told
 
 
 @app.command
@@ -213,6 +218,13 @@ def _told(console: Console, done: Done) -> int:
         return 1
     console.print(f"{done.purged:,} entries of the cache purged")
     return 0
+
+
+def _other_keys(reach: Reach) -> str:
+    return (
+        f"the log holds what was sealed with data key {reach.generations} of {reach.subject}, and this key store never had "
+        "it: is --dir the stack that it was written with?"
+    )
 
 
 def _confirmed(console: Console, person: str) -> bool:

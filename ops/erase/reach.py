@@ -21,6 +21,7 @@ from rollwire.schemas.records import (
     FleetStatus,
     GroupFate,
     ProductionRollout,
+    Seal,
     TrainStep,
     WeightVersion,
 )
@@ -58,6 +59,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, int]  # events by topic; topics with none are absent
     feedback: tuple[str, ...]  # feedback ids
     rollouts: tuple[str, ...]  # rollout ids of their own live traffic
+    generations: int  # the last data key that something of theirs is sealed with; 0 = nothing is
     lineages: tuple[Lineage, ...]
     served: tuple[Served, ...]
 
@@ -80,6 +82,7 @@ class Traced:
         self.topics: Counter[str] = Counter()
         self.feedback: dict[str, None] = {}
         self.rollouts: dict[str, None] = {}
+        self._generations = 0
         self._judged: set[bytes] = (
             set()
         )  # group ids, as keys, of rollouts that the person said something about
@@ -98,11 +101,13 @@ class Traced:
         match _event(record) if self._wanted(record, names) else None:
             case Feedback() as event if event.subject == self.subject:
                 self.feedback[event.feedback_id] = None
+                self._sealed(event.seal)
                 self._judged.add(event.group_id.encode())
                 self._groups.setdefault(event.group_id.encode(), None)
             case ProductionRollout() as event:
                 if event.sealed is not None and event.sealed.subject == self.subject:
                     self.rollouts[event.rollout_id] = None
+                    self._sealed(event.sealed)
                 self._groups[event.group_id.encode()] = _Group(event.lineage, event.model)
             case GroupFate() as event:
                 group = self._groups.get(event.group_id.encode())
@@ -118,6 +123,10 @@ class Traced:
                 pass
         if record.topic in KEYED and record.key in self._groups:
             self.topics[record.topic] += 1
+
+    def _sealed(self, seal: Seal | None) -> None:
+        if seal is not None and seal.subject == self.subject:
+            self._generations = max(self._generations, seal.key)
 
     def _wanted(self, record: Record, names: bool) -> bool:
         """Whether the record has to be decoded."""
@@ -156,6 +165,7 @@ class Traced:
             topics=dict(sorted(self.topics.items())),
             feedback=tuple(self.feedback),
             rollouts=tuple(self.rollouts),
+            generations=self._generations,
             lineages=tuple(lineages),
             served=tuple(Served(fleet=f, replica=r, version=v) for f, r, v in served),
         )

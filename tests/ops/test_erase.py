@@ -176,6 +176,7 @@ def test_what_a_person_reached() -> None:
     assert reach.topics == {
         "dead-letters": 1, "group-fates": 2, "production-rollouts": 2, "rewards": 3, "user-feedback": 2,
     }  # fmt: skip
+    assert reach.generations == 1
     assert reach.rollouts == (f"{group(1)}.0", f"{group(2)}.0")
     assert reach.feedback == (f"f-1-{ADA[:4]}", f"f-3-{ADA[:4]}")
     (lineage,) = reach.lineages

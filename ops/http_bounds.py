@@ -14,6 +14,8 @@ from typing import Final, Literal
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rollwire.ops.one_write import OneWriteTransport
+
 HEAD_BYTES: Final = 32 * 1024
 """Of a request line with its headers; also of anything else between two pieces of a body (trailers, chunk extensions)."""
 HEAD_S: Final = 10.0
@@ -33,7 +35,8 @@ class BoundedHttp(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        # The gateway sends both messages of an answer without a wait between them: they leave as one.
+        super().connection_made(OneWriteTransport(transport))  # type: ignore[arg-type]
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:

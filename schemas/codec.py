@@ -166,11 +166,17 @@ def _plain(event: Event, schema: Schema) -> Any:
     return msgspec.to_builtins(event, builtin_types=(bytes,))
 
 
+def head_of(schema: Schema) -> bytes:
+    """What stands before the body of a value; where a registry is set, raises what that raises."""
+    registry = _ids.registry
+    if registry is None:
+        return MARKER + schema.fingerprint
+    return registry.head(schema.spec.name, schema.text)
+
+
 def encode_value(event: Event, schema: Schema) -> bytes:
     """Head and body. Raises `Refused`; where a registry is set, what that raises."""
-    registry = _ids.registry
-    text = schema.text
-    head = MARKER + schema.fingerprint if registry is None else registry.head(schema.spec.name, text)
+    head = head_of(schema)
     out = io.BytesIO()
     out.write(head)
     try:

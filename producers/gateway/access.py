@@ -10,6 +10,7 @@ The in-process versions below need neither store nor Redis: for one gateway by i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -142,7 +143,8 @@ class LocalRepeats:
 
     def __init__(self, size: int = 100_000) -> None:
         self._size = size
-        self._digests: dict[FeedbackKey, bytes] = {}  # in order of insertion
+        # By order of insertion. A plain dict would look through all that was ever removed to find its first.
+        self._digests: OrderedDict[FeedbackKey, bytes] = OrderedDict()
 
     def known(self, ids: Sequence[FeedbackKey]) -> Mapping[FeedbackKey, bytes]:
         digests = self._digests
@@ -153,4 +155,4 @@ class LocalRepeats:
             self._digests.pop(key, None)
             self._digests[key] = digest
         while len(self._digests) > self._size:
-            self._digests.pop(next(iter(self._digests)))
+            self._digests.popitem(last=False)

@@ -89,14 +89,10 @@ class GatewayApp:
                 answer = await self._other(service, head, scope["method"], scope["path"])
         except Disconnected:
             return
-        await send(
-            {
-                "type": "http.response.start",
-                "status": answer.status,
-                "headers": self._headers(service, head, answer, scope["method"]),
-            }
-        )
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
+        head_only = scope["method"] == "HEAD"
+        headers = self._headers(service, head, answer, scope["method"])
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if head_only else answer.body})
 
     def _headers(
         self, service: Service, head: Head, answer: Answer, method: str
@@ -104,7 +100,8 @@ class GatewayApp:
         headers = [(b"x-request-id", head.request_id.encode())]
         if answer.media_type:
             headers.append((b"content-type", answer.media_type))
-            headers.append((b"content-length", b"%d" % len(answer.body)))
+            if method != "HEAD":
+                headers.append((b"content-length", b"%d" % len(answer.body)))
         if answer.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, -int(-answer.retry_after_s // 1))))
         if answer.close:

@@ -13,16 +13,17 @@ import structlog
 
 from rollwire.producers.gateway.access import Access, Caller, Quotas, Refusal, lacks
 from rollwire.producers.gateway.answers import CONFLICT
-from rollwire.producers.gateway.body import Receive, read_body
+from rollwire.producers.gateway.body import BodyReader, Receive
 from rollwire.producers.gateway.codes import GatewayCode
 from rollwire.producers.gateway.commit import CONFLICTING, REPEATED, Committer, Fate
 from rollwire.producers.gateway.config import GatewayConfig
 from rollwire.producers.gateway.dialects.seam import Answer, Dialect, Said
+from rollwire.producers.gateway.encode import Encoder
 from rollwire.producers.gateway.head import Head
 from rollwire.producers.gateway.inflate import inflate
 from rollwire.producers.gateway.judge import Context, Draft, judge
 from rollwire.producers.gateway.ledger import Ledger
-from rollwire.producers.gateway.records import Entry, entry_of, seal_comment
+from rollwire.producers.gateway.records import Entry, sealed_entry
 from rollwire.schemas.errors import SealError, StoreError
 from rollwire.schemas.pseudonyms import pseudonym_of
 from rollwire.schemas.rules import Rules
@@ -34,6 +35,7 @@ _log = structlog.get_logger()
 # Events that are judged at a stretch: other requests wait no longer than these take.
 _STRETCH: Final = 250
 _REMEMBERED: Final = 65_536
+_DESKS: Final = 1_024
 _SEALERS: Final = 4
 _UNSEALED: Final = Refusal(500, "internal", "a comment that waits for its seal")
 
@@ -66,11 +68,10 @@ class Intake:
         self._access = access
         self._quotas = quotas
         self._keys = keys
-        self._secret = secret
         self._clock = clock
         self._committer = committer
         self._ledger = ledger
-        self._skew_us = round(config.max_skew_s * 1e6)
+        self._reader = BodyReader(config.max_body_bytes, config.body_timeout_s)
         self._held = 0  # bytes of bodies
         self.stopping = False
         self._sealers = ThreadPoolExecutor(_SEALERS, thread_name_prefix="seal")
@@ -79,9 +80,16 @@ class Intake:
         def pseudonym(tenant: str, subject: str) -> str:
             return pseudonym_of(secret, tenant, subject)
 
-        self._pseudonym = pseudonym
+        @lru_cache(maxsize=_DESKS)
+        def desk(tenant: str, key_id: str, dialect: str) -> tuple[Context, Encoder]:
+            most, skew_us = config.max_comment_bytes, round(config.max_skew_s * 1e6)
+            context = Context(tenant, key_id, dialect, secret, pseudonym, most, skew_us)
+            return context, Encoder(tenant, key_id, dialect)
+
+        self._desk = desk
 
     def close(self) -> None:
+        self._reader.close()
         self._sealers.shutdown(wait=False, cancel_futures=True)
 
     async def take(self, dialect: Dialect, head: Head, receive: Receive) -> Answer:
@@ -99,7 +107,7 @@ class Intake:
             )
         self._held += size
         try:
-            body = await read_body(receive, head.length, config.max_body_bytes, config.body_timeout_s)
+            body = await self._reader.read(receive, head.length)
             begun_s = time.monotonic()
             if head.encoding and not isinstance(body, Refusal):
                 body = inflate(body, head.encoding, config.max_body_bytes)
@@ -160,16 +168,9 @@ class Intake:
         turned_away = "stopping" if self.stopping else self._committer.turns_away(events, size, begun_s)
         if turned_away is not None:
             return self._busy(turned_away, "nothing was written")
-        context = Context(
-            caller.tenant,
-            caller.key_id,
-            dialect.name,
-            self._secret,
-            self._pseudonym,
-            self._config.max_comment_bytes,
-            self._skew_us,
-        )
+        context, encoder = self._desk(caller.tenant, caller.key_id, dialect.name)
         now_us = self._clock.now_us()
+        encoder.received(now_us)
         rules = self._rules
         results: list[Entry | Refusal] = []
         unsealed: list[tuple[int, Draft]] = []
@@ -178,12 +179,16 @@ class Intake:
             if isinstance(draft, Refusal):
                 results.append(draft)
             elif draft.comment is None:
-                results.append(entry_of(draft, context, now_us))
+                record = encoder.record(draft)
+                results.append(
+                    Entry((context.tenant, draft.feedback_id), draft.digest, draft.id_source, record)
+                )
             else:
                 unsealed.append((index, draft))
                 results.append(_UNSEALED)
             if index % _STRETCH == _STRETCH - 1:
                 await asyncio.sleep(0)
+                encoder.received(now_us)  # another request may have said another time
         if unsealed:
             seal = partial(self._seal, [draft for _, draft in unsealed], context, now_us)
             try:
@@ -197,10 +202,7 @@ class Intake:
 
     def _seal(self, drafts: Sequence[Draft], context: Context, now_us: int) -> list[Entry]:
         """On another thread: a person who is new costs the key store's time."""
-        return [
-            entry_of(draft, context, now_us, seal_comment(draft, self._keys.data_key(draft.subject)))
-            for draft in drafts
-        ]
+        return [sealed_entry(draft, context, now_us, self._keys.data_key(draft.subject)) for draft in drafts]
 
     def _account(self, results: Sequence[Entry | Refusal], fates: Sequence[Fate]) -> None:
         ledger = self._ledger

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 from rollwire.kernels.seal import NONCE_BYTES, place_of, seal
 from rollwire.producers.emit import outgoing
 from rollwire.producers.gateway.access import FeedbackKey
+from rollwire.producers.gateway.encode import SOURCE
 from rollwire.producers.gateway.judge import Context, Draft
 from rollwire.schemas.records import Feedback, Seal
 from rollwire.streams.seams.keys import DataKey
 from rollwire.streams.seams.log import Outgoing
 
-SOURCE: Final = "rollwire/gateway"
 CONFLICT: Final = ("refused", b"conflicting_repeat")
 """Header of a record whose caller was told 409: it is kept for the audit, and attribution makes a dead letter of it."""
 
@@ -26,7 +26,6 @@ class Entry(NamedTuple):
     digest: bytes
     id_source: str
     record: Outgoing
-    size: int  # bytes, about
 
 
 class Sealed(NamedTuple):
@@ -68,12 +67,8 @@ def feedback_of(draft: Draft, context: Context, now_us: int, sealed: Sealed | No
     )
 
 
-def entry_of(draft: Draft, context: Context, now_us: int, sealed: Sealed | None = None) -> Entry:
-    record = outgoing(feedback_of(draft, context, now_us, sealed), source=SOURCE, time_us=now_us)
-    return Entry(
-        (context.tenant, draft.feedback_id),
-        draft.digest,
-        draft.id_source,
-        record,
-        len(record.value or b"") + 512,
-    )
+def sealed_entry(draft: Draft, context: Context, now_us: int, key: DataKey) -> Entry:
+    """Of an event with a comment; `key` is its person's."""
+    feedback = feedback_of(draft, context, now_us, seal_comment(draft, key))
+    record = outgoing(feedback, source=SOURCE, time_us=now_us)
+    return Entry((context.tenant, draft.feedback_id), draft.digest, draft.id_source, record)

@@ -28,7 +28,6 @@ from rollwire.kernels.packing import MAX_BUDGET
 from rollwire.kernels.packing_search import Objective
 from rollwire.kernels.policy.config import PolicyConfig, hf_config
 from rollwire.schemas.errors import PlanViolation, Refused
-from rollwire.schemas.ids import opened_us
 from rollwire.schemas.records import (
     Cut,
     Event,
@@ -214,6 +213,7 @@ class Packer:
         self._decided = set(decided)
         self._decided_below = dict(decided_below or {})
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._judged_for: tuple[int, Reverts] | None = None
         self._due_us: int | None = None
         self._noticed_us = 0
 
@@ -313,10 +313,10 @@ class Packer:
         cut = self._cut(now_us)
         base_version = self._next_step - 1
         events = self._judge_new(base_version, cut)
-        for entry in self._waiting:
-            if (bad := self._judge(entry, base_version, now_us)) is not None:
-                events += self._drop(entry, bad, base_version, cut)
-        events += self._crowded_out(base_version, cut)
+        if self._judged_for != (base_version, self._reverts):
+            self._judged_for = base_version, self._reverts
+            events += self._drop_bad(self._waiting, base_version, cut)
+        events += self._drop_answers(base_version, cut)
         step = self._plan(events, cut, at_end=at_end)
         events += [Refusal(one.record, one.refused) for one in self._waiting.advance()]
         self._due_us = next_due_us(self._waiting, self._mix, may_plan=self._may_plan())
@@ -330,8 +330,9 @@ class Packer:
         )
 
     def _judge_new(self, base_version: int, cut: Cut) -> list[Event | Refusal]:
-        """What is decided once and for all."""
+        """What holds for ever, and for the version of use as it is now."""
         events: list[Event | Refusal] = []
+        kept: list[Entry] = []
         for entry in self._new:
             bad = judge_once(
                 entry.group,
@@ -346,26 +347,36 @@ class Packer:
                 bad = Bad("no_place", f"no plan takes it: production_share is {share:g}", quarantine=False)
             if bad is not None:
                 events += self._drop(entry, bad, base_version, cut)
+            else:
+                kept.append(entry)
             entry.record = None
         self._new.clear()
+        return events + self._drop_bad(kept, base_version, cut)
+
+    def _drop_bad(self, entries: Iterable[Entry], base_version: int, cut: Cut) -> list[Event | Refusal]:
+        """What is decided anew whenever the version of use is another, or a revert was learnt."""
+        events: list[Event | Refusal] = []
+        for entry in entries:
+            bad = judge_line(entry.facts, base_version=base_version, reverts=self._reverts) or judge_at(
+                entry.facts, base_version=base_version, max_lag_versions=self._config.max_lag_versions
+            )
+            if bad is not None:
+                events += self._drop(entry, bad, base_version, cut)
         return events
 
-    def _judge(self, entry: Entry, base_version: int, now_us: int) -> Bad | None:
-        """What may change while it waits."""
-        bad = judge_line(entry.facts, base_version=base_version, reverts=self._reverts) or judge_at(
-            entry.facts, base_version=base_version, max_lag_versions=self._config.max_lag_versions
-        )
-        if bad is not None or not entry.live:
-            return bad
-        opened = opened_us(entry.group.group_id)
-        return judge_age(opened, now_us=now_us, max_age_s=self._config.cohort.max_age_s)
-
-    def _crowded_out(self, base_version: int, cut: Cut) -> list[Event | Refusal]:
-        most = self._config.cohort.max_waiting
-        bad = Bad("crowded_out", f"more than {most} answers wait", quarantine=False)
+    def _drop_answers(self, base_version: int, cut: Cut) -> list[Event | Refusal]:
+        """Answers that became too old, and the oldest of too many."""
+        count = self._waiting.count(live=True)
+        if not count:
+            return []
+        most, max_age_us = self._config.cohort.max_waiting, self._mix.max_age_us
         events: list[Event | Refusal] = []
+        for entry in self._waiting:
+            if entry.live and (bad := judge_age(entry.opened_us, cut.clock_us, max_age_us)) is not None:
+                events += self._drop(entry, bad, base_version, cut)
+        crowded = Bad("crowded_out", f"more than {most} answers wait", quarantine=False)
         for entry in self._waiting.oldest(max(0, self._waiting.count(live=True) - most), live=True):
-            events += self._drop(entry, bad, base_version, cut)
+            events += self._drop(entry, crowded, base_version, cut)
         return events
 
     def _plan(self, events: list[Event | Refusal], cut: Cut, *, at_end: bool) -> int | None:

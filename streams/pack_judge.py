@@ -88,12 +88,12 @@ def judge_at(facts: Facts, *, base_version: int, max_lag_versions: int) -> Bad |
     return None
 
 
-def judge_age(opened_us: int, *, now_us: int, max_age_s: float) -> Bad | None:
+def judge_age(opened_us: int, now_us: int, max_age_us: int) -> Bad | None:
     """Freshness in minutes, besides versions: since the group was opened, limit included."""
-    age_s = (now_us - opened_us) / 1e6
-    if age_s > max_age_s:
-        return Bad("too_old", f"{age_s:.0f} s since it was opened, max_age_s {max_age_s:g}", quarantine=False)
-    return None
+    if now_us - opened_us <= max_age_us:
+        return None
+    age_s, max_s = (now_us - opened_us) / 1e6, max_age_us / 1e6
+    return Bad("too_old", f"{age_s:.0f} s since it was opened, max_age_s {max_s:g}", quarantine=False)
 
 
 def _flaw(group: Group, token_budget: int) -> tuple[Reason, str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollwire.schemas.ids import opened_us
 from rollwire.streams.pack_queue import Entry, Waiting
 
 
@@ -50,7 +49,7 @@ def next_due_us(waiting: Waiting, mix: Mix, *, may_plan: bool) -> int | None:
     """When time alone decides something next: an answer is too old, or one kind has waited long enough for the other."""
     times: list[int] = []
     if waiting.count(live=True):
-        times += [opened_us(entry.group.group_id) + mix.max_age_us + 1 for entry in waiting if entry.live]
+        times += [entry.opened_us + mix.max_age_us + 1 for entry in waiting if entry.live]
     if may_plan:
         for live in (False, True):
             since_us = _alone_since_us(waiting, mix, live=live)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 from rollwire.schemas.errors import PlanViolation, Refused
+from rollwire.schemas.ids import opened_us
 from rollwire.schemas.records import Group
 from rollwire.streams.assemble_answer import BASELINE
 from rollwire.streams.pack_judge import Facts
@@ -20,7 +21,7 @@ from rollwire.streams.seams.log import Record
 class Entry:
     """One group that is not decided."""
 
-    __slots__ = ("facts", "group", "live", "offset", "partition", "record", "timestamp_ms")
+    __slots__ = ("facts", "group", "live", "offset", "opened_us", "partition", "record", "timestamp_ms")
 
     def __init__(self, record: Record, group: Group, facts: Facts) -> None:
         self.partition = record.partition
@@ -30,6 +31,7 @@ class Entry:
         self.group = group
         self.facts = facts
         self.live = group.baseline == BASELINE
+        self.opened_us = opened_us(group.group_id) if self.live else 0
 
 
 class Unreadable:

@@ -3,8 +3,10 @@
 It reads the topics and the committed offsets, nothing else. Each record is looked for where it must have gone:
 
     rollouts, rewards, routing-traces   the members of a group, the fate of one that `assemble` closed, a dead letter
+    production-rollouts                 the same, by `assemble-production`, whose the rewards of what people said are too
+    user-feedback                       the reward that closed its rollout's window, a dead letter
     groups                              a fate by `pack`, a dead letter
-    groups-closed                       the group or the fate that it announces
+    (production-)groups-closed          the group or the fate that it announces
     group-fates                         of a trained group: its plan
     packed-batches                      the ranges that the training step of its number consumed, or a revert that passes it over
     train-steps, weight-versions        each other, one to one; versions without a hole
@@ -33,11 +35,13 @@ from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
     DeadLetter,
     Event,
+    Feedback,
     Group,
     GroupFate,
     Notice,
     OffsetRange,
     PackedBatch,
+    Reward,
     TrainStep,
     WeightVersion,
 )
@@ -48,9 +52,17 @@ from rollwire.streams.seams.scan import scan
 from rollwire.streams.settlement import REPLAY_COUNT, REPLAY_OF, settlement_of
 
 SHOWN: Final = 20  # ids of missing and extra events that a line carries
-JOINED: Final = ("rollouts", "rewards", "routing-traces")
-# Who consumes a topic transactionally: what it committed is decided.
-CONSUMERS: Final = {**dict.fromkeys(JOINED, "assemble"), "groups": "pack", "packed-batches": "trainer"}
+JOINED: Final = ("rollouts", "production-rollouts", "rewards", "routing-traces")
+ASSEMBLERS: Final = ("assemble", "assemble-production")
+# Who consumes a topic transactionally: what it committed is decided. `rewards` has two readers: see `_LIVE`.
+CONSUMERS: Final = {
+    **dict.fromkeys(JOINED, "assemble"),
+    "production-rollouts": "assemble-production",
+    "groups": "pack",
+    "packed-batches": "trainer",
+}
+# Of the rewards, those of this kind are for `assemble-production`.
+_LIVE: Final = ("rewards", "assemble-production", "user")
 _SETTLE_S: Final = 1.0
 _COUNTS: Final = 3
 
@@ -113,6 +125,8 @@ class Book:
         self._assembled: set[str] = set()  # groups with a fate by assemble
         self._fates: dict[str, GroupFate] = {}  # by pack
         self._planned: set[str] = set()
+        self._said: dict[tuple[int, int], str] = {}  # feedback: of which rollout
+        self._judged: set[str] = set()  # rollouts with a reward of what people said
         self._batches: dict[tuple[int, int], PackedBatch] = {}
         self._consumed: dict[tuple[str, int], tuple[OffsetRange, ...]] = {}
         self._version_of: dict[tuple[str, int], int] = {}  # lineage, step -> version
@@ -128,15 +142,21 @@ class Book:
             self._copies[of] += 1
             self._only_once(record.topic, f"replay {_header(record, REPLAY_COUNT)} of dead letter {of}")
         # Rollouts, rewards and traces are told by their headers: what they say is the codec's and assemble's to judge.
-        if record.topic not in JOINED:
+        if record.topic not in JOINED or _is_live(record.topic, identity):
             try:
                 self._learn(record, decode_record(record))
             except Refused:
                 identity = identity if deletes(record) else ""
         self._seen[record.topic].append(Seen(record.partition, record.offset, identity))
 
-    def close(self, committed: Mapping[TopicPartition, int], begins: Mapping[TopicPartition, int]) -> Ledger:
-        """`committed`: offsets of `CONSUMERS`, absent = none. `begins`: what lies below was removed by retention."""
+    def close(
+        self,
+        committed: Mapping[TopicPartition, int],
+        begins: Mapping[TopicPartition, int],
+        live: Mapping[TopicPartition, int] | None = None,
+    ) -> Ledger:
+        """`committed`: offsets of `CONSUMERS`, absent = none; `live`: those of `assemble-production` in `rewards`. `begins`: what
+        lies below was removed by retention."""
         self._find_extra(begins)
         for (lineage, _), version in sorted(self._versions.items()):
             self._reverts[lineage] = self._reverts.get(lineage, NO_REVERTS).add(version)
@@ -147,6 +167,9 @@ class Book:
             self._planned.update(self._fates)
         judges: dict[str, Callable[[Seen], str]] = {
             "rollouts": self._rollout,
+            "production-rollouts": self._rollout,
+            "user-feedback": self._feedback,
+            "production-groups-closed": self._closed,
             "rewards": self._reward,
             "routing-traces": self._trace,
             "groups": self._group,
@@ -158,18 +181,24 @@ class Book:
         }
         return Ledger(
             lines=tuple(
-                self._line(topic, judges.get(topic, _decoded), committed) for topic in sorted(self._seen)
+                self._line(topic, judges.get(topic, _decoded), committed, live or {})
+                for topic in sorted(self._seen)
             )
         )
 
     def _line(
-        self, topic: str, judge: Callable[[Seen], str], committed: Mapping[TopicPartition, int]
+        self,
+        topic: str,
+        judge: Callable[[Seen], str],
+        committed: Mapping[TopicPartition, int],
+        live: Mapping[TopicPartition, int],
     ) -> Line:
         counts: dict[str, int] = {"accepted": 0, "refused": 0, "shed": 0, "pending": 0}
         missing: list[str] = []
         for seen in self._seen[topic]:
             verdict = "refused" if (topic, seen.partition, seen.offset) in self._refused else judge(seen)
-            pending = topic in CONSUMERS and seen.offset >= committed.get(
+            offsets = live if _is_live(topic, seen.identity) else committed
+            pending = topic in CONSUMERS and seen.offset >= offsets.get(
                 TopicPartition(topic, seen.partition), 0
             )
             if verdict:
@@ -200,7 +229,11 @@ class Book:
                 self._traced.update(m.rollout.rollout_id for m in event.members if m.trace is not None)
                 if len(event.members) < event.group_size:
                     self._partial.add(event.group_id)
-            case GroupFate() if event.decided_by == "assemble":
+            case Reward():
+                self._judged.add(event.rollout_id)
+            case Feedback():
+                self._said[record.partition, record.offset] = event.rollout_id
+            case GroupFate() if event.decided_by in ASSEMBLERS:
                 self._only_once("group-fates", event.group_id)
                 self._assembled.add(event.group_id)
                 self._shed_members.update(event.members)
@@ -241,10 +274,10 @@ class Book:
 
     def _find_extra(self, begins: Mapping[TopicPartition, int]) -> None:
         """Records made from nothing, and holes in the versions."""
-        if _whole(
-            "rollouts", begins
-        ):  # else retention may have taken the rollouts of groups that are still there
-            rollouts = {seen.identity for seen in self._seen["rollouts"]}
+        kinds = ("rollouts", "production-rollouts")
+        # Else retention may have taken the rollouts of groups that are still there.
+        if all(_whole(topic, begins) for topic in kinds):
+            rollouts = {seen.identity for topic in kinds for seen in self._seen[topic]}
             self._extra["groups"] += [
                 f"{i} of no rollout" for i in sorted((self._members | self._shed_members) - rollouts)
             ]
@@ -293,6 +326,13 @@ class Book:
         # A fate names the rollouts that were seen; what came with them went with them.
         return "shed" if group_id in self._assembled else ""
 
+    def _feedback(self, seen: Seen) -> str:
+        said = self._said.get((seen.partition, seen.offset))
+        if said is None:
+            return ""
+        # Before that its window is open. What the reward was made of is for the rules to say: not all that is said earns one.
+        return "accepted" if said in self._judged else "pending"
+
     def _group(self, seen: Seen) -> str:
         fate = self._fates.get(seen.identity)
         if fate is None:
@@ -334,6 +374,11 @@ class Book:
         return "accepted" if version.step == 0 or taken else ""
 
 
+def _is_live(topic: str, identity: str) -> bool:
+    """Whether a record is a reward of what people said, by its id: `<rollout id>/<source>/...`."""
+    return topic == _LIVE[0] and identity.split("/", 2)[1:2] == [_LIVE[2]]
+
+
 def _decoded(seen: Seen) -> str:
     return "accepted" if seen.identity else ""
 
@@ -371,13 +416,18 @@ def _count(log: Log, prefix: str) -> Ledger:
     for topic, consumer in CONSUMERS.items():
         partitions = [TopicPartition(topic, p) for p in range(log.partitions(topic))]
         committed |= log.committed(f"{prefix}{consumer}", partitions)
+    topic, consumer, _ = _LIVE
+    partitions = [TopicPartition(topic, p) for p in range(log.partitions(topic))]
+    live = log.committed(f"{prefix}{consumer}", partitions)
     for topic in TOPICS:
         begins |= log.beginning_offsets([TopicPartition(topic, p) for p in range(log.partitions(topic))])
     book = Book()
     # Against the flow, so that what an event was made from is read after it. What lies below a committed offset has
     # left its trace already; only `groups-closed` and `group-fates` are looked for in topics that come after them.
     flow = (
+        "user-feedback",
         "groups-closed",
+        "production-groups-closed",
         "group-fates",
         "groups",
         "packed-batches",
@@ -388,4 +438,4 @@ def _count(log: Log, prefix: str) -> Ledger:
     for topic in (*(t for t in TOPICS if t not in flow), *flow):
         for record in scan(log, [topic]):
             book.add(record)
-    return book.close(committed, begins)
+    return book.close(committed, begins, live)

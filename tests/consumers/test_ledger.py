@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from rollwire.consumers.ledger import JOINED, Ledger, count_ledger
+from rollwire.consumers.ledger import Ledger, count_ledger
 from rollwire.kernels.cost import CostModel
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
     Cut,
     Event,
+    Feedback,
     Group,
     GroupClosed,
     GroupFate,
@@ -24,6 +25,7 @@ from rollwire.schemas.records import (
     OffsetRange,
     PackedBatch,
     Position,
+    ProductionGroupClosed,
     Reward,
     Rollout,
     RoutingTrace,
@@ -33,6 +35,7 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams import synthetic
+from rollwire.streams.assemble_config import SAMPLED
 from rollwire.streams.dead_letter import dead_letter
 from rollwire.streams.emit import outgoing
 from rollwire.streams.pack_layout import PlanFrame, lay_out
@@ -231,6 +234,58 @@ def flow() -> list[Outgoing]:
     return [*(record(event) for event in made), poison]
 
 
+def live_group(number: int) -> Group:
+    answer = synthetic.answer(group_id(number), at_us=NOW_US)
+    plain = Rollout(**{name: getattr(answer, name) for name in Rollout.__struct_fields__})
+    return msgspec.structs.replace(
+        group(number),
+        lineage=answer.lineage,
+        environment=answer.environment,
+        task_id=answer.task_id,
+        group_size=1,
+        baseline="cohort",
+        members=(Member(rollout=plain, reward=1.0, advantage=None, trace=None, signals=1),),
+    )
+
+
+def feedback(number: int) -> Feedback:
+    return Feedback(
+        feedback_id=f"f{number}",
+        id_source="client",
+        tenant="acme",
+        group_id=group_id(number),
+        rollout_id=f"{group_id(number)}.0",
+        signal="thumb",
+        value=1.0,
+        label=None,
+        happened_us=NOW_US,
+        received_us=NOW_US,
+        subject="",
+        comment=None,
+        seal=None,
+        dialect="rollwire",
+        key_id="",
+    )
+
+
+def live_flow() -> list[Outgoing]:
+    """Beside the others: answer 10 is crowded out by pack, 11 was never judged, 12 waits for its reward."""
+    made: list[Event] = []
+    for number in (10, 11, 12):
+        made += [synthetic.answer(group_id(number), at_us=NOW_US), feedback(number)]
+    made += [synthetic.said(group_id(10), 1.0, at_us=NOW_US), live_group(10)]
+    ended = fate(11, "assemble-production", "incomplete")
+    crowded = fate(10, "pack", "crowded_out")
+    made += [
+        ProductionGroupClosed(group_id=group_id(n), fate="kept", reason="", closed_us=NOW_US)
+        for n in (10, 11)
+    ]
+    made += [
+        msgspec.structs.replace(one, members=(f"{one.group_id}.0",), group_size=1) for one in (ended, crowded)
+    ]
+    return [*flow(), *(record(event) for event in made)]
+
+
 def write(records: list[Outgoing]) -> MemoryLog:
     """One partition a topic where it helps to know positions; everything written so far is committed, but group 4."""
     log = MemoryLog(dict.fromkeys(TOPICS, 1))
@@ -245,9 +300,11 @@ def write(records: list[Outgoing]) -> MemoryLog:
 
 def commit(log: MemoryLog) -> None:
     """Everything is committed but what belongs to group 4."""
-    for topic in JOINED:
+    for topic in SAMPLED.joined:
         pending = [r.offset for r in scan(log, [topic]) if r.key == group_id(4).encode()]
         log.set_committed("t.assemble", TopicPartition(topic, 0), min(pending))
+    for topic, end in (("production-rollouts", 2), ("rewards", 99)):
+        log.set_committed("t.assemble-production", TopicPartition(topic, 0), end)
     for group_name, topic in (("t.pack", "groups"), ("t.trainer", "packed-batches")):
         partition = TopicPartition(topic, 0)
         log.set_committed(group_name, partition, log.end_offsets([partition])[partition])
@@ -293,7 +350,44 @@ def test_a_plan_that_a_revert_passes_over_is_shed(monkeypatch: pytest.MonkeyPatc
 
 def _reordered(records: list[Outgoing]) -> list[Outgoing]:
     """The events of group 4 last, since they lie above the committed offsets."""
-    return sorted(records, key=lambda r: r.topic in JOINED and r.key == group_id(4).encode())
+    return sorted(records, key=lambda r: r.topic in SAMPLED.joined and r.key == group_id(4).encode())
+
+
+def test_live_traffic_adds_up_by_readers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = counted(monkeypatch, _reordered(live_flow()))
+    assert {line.topic: line.missing_ids + line.extra_ids for line in ledger.lines if line.gap} == {}
+    answers, said = ledger["production-rollouts"], ledger["user-feedback"]
+    assert (answers.received, answers.accepted, answers.shed, answers.pending) == (3, 1, 1, 1)
+    assert (said.received, said.accepted, said.pending) == (3, 1, 2)
+    assert ledger["rewards"].accepted == 8
+    assert ledger["production-groups-closed"].accepted == 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "number", "gap"),
+    [
+        ("group-fates", -2, "production-rollouts"),  # of the answer that nobody judged
+        ("groups", -1, "production-groups-closed"),
+        ("production-rollouts", 0, "groups"),
+        ("group-fates", -1, "groups"),
+    ],
+)
+def test_planted_losses_of_live_traffic_turn_it_red(
+    monkeypatch: pytest.MonkeyPatch, topic: str, number: int, gap: str
+) -> None:
+    ledger = counted(monkeypatch, _reordered(_without(topic, number)(live_flow())))
+    assert ledger[gap].gap > 0
+
+
+def test_a_reward_of_what_people_said_is_not_decided_by_what_the_other_reader_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rollwire.consumers.ledger._SETTLE_S", 0.0)
+    log = write([record(synthetic.said(group_id(1), 1.0, at_us=NOW_US))])
+    log.set_committed("t.assemble", TopicPartition("rewards", 0), 1)
+    assert count_ledger(log, "t.")["rewards"].pending == 1
+    log.set_committed("t.assemble-production", TopicPartition("rewards", 0), 1)
+    assert count_ledger(log, "t.")["rewards"].gap == 1
 
 
 def _without(topic: str, number: int) -> Callable[[list[Outgoing]], list[Outgoing]]:

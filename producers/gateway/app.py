@@ -154,7 +154,8 @@ class GatewayApp:
             return answers.problem(
                 Refusal(404, "not_found", "no browser script in this installation"), head.request_id
             )
-        return Answer(200, script.read_bytes(), b"text/javascript; charset=utf-8")
+        answer = Answer(200, script.read_bytes(), b"text/javascript; charset=utf-8")
+        return answer._replace(headers=((b"cache-control", b"public, max-age=3600"),))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,75 +17,19 @@ from rollwire.ops.logs import configure_logging
 from rollwire.ops.memory import tune_memory
 from rollwire.ops.parent import stop_with_parent
 from rollwire.ops.registry import set_registry
-from rollwire.ops.settings import RunSettings, load_settings
-from rollwire.ops.stack import StackInfo, read_stack
+from rollwire.ops.role_run import Run, environment_of, subscriber_of
+from rollwire.ops.settings import load_settings
+from rollwire.ops.stack import read_stack
 from rollwire.ops.stack.master_key import master_key_file
 from rollwire.ops.stopping import stop_on_signals
-from rollwire.ops.stores import stack_store
-from rollwire.producers.environments.known import LearnableEnvironment, make_environment
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.clock import SystemClock
-from rollwire.streams.seams.log_kafka import KafkaLog
-from rollwire.streams.seams.store_s3 import S3Store
 
 if TYPE_CHECKING:
-    from rollwire.consumers.weights.follow import FollowConfig
-    from rollwire.consumers.weights.subscriber import WeightSubscriber
     from rollwire.streams.assemble_config import JoinConfig
 
 
 EVALUATOR_ROWS = 512  # requests that the evaluator decodes at once
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What every role needs: the run's settings and folder, the stack's addresses, and the word to stop."""
-
-    folder: Path
-    settings: RunSettings
-    stack: StackInfo
-    stop: threading.Event
-
-    def log(self, client: str) -> closing[KafkaLog]:
-        """For a `with`, at whose end the log is closed."""
-        return closing(KafkaLog(self.stack.bootstrap, prefix=self.settings.prefix, client_id=client))
-
-    def store(self) -> S3Store:
-        return open_store(self.stack, self.settings.bucket)
-
-
-def open_store(stack: StackInfo, bucket: str | None) -> S3Store:
-    """The store of a stack, its bucket made where it is missing; None: the stack's own bucket."""
-    store = stack_store(stack, bucket)
-    store.ensure_bucket()
-    return store
-
-
-def environment_of(settings: RunSettings) -> LearnableEnvironment:
-    """Raises `ConfigError` for a name that is not known."""
-    return make_environment(settings.environment)
-
-
-def _subscriber(
-    run: Run,
-    log: KafkaLog,
-    fleet: str,
-    replica: str,
-    bucket: str | None = None,
-    follow: FollowConfig | None = None,
-) -> WeightSubscriber:
-    from rollwire.consumers.weights.subscriber import WeightSubscriber
-
-    return WeightSubscriber(
-        log,
-        run.store() if bucket is None else open_store(run.stack, bucket),
-        fleet=fleet,
-        replica=replica,
-        lineage=run.settings.lineage,
-        model=run.settings.model,
-        clock=SystemClock(),
-        follow=follow,
-    )
 
 
 def run_fleet_role(run: Run) -> None:
@@ -98,7 +41,7 @@ def run_fleet_role(run: Run) -> None:
     with (
         run.log("fleet") as log,
         closing(
-            _subscriber(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket, settings.follow)
+            subscriber_of(run, log, fleet.fleet, fleet.replica, fleet.weights_bucket, settings.follow)
         ) as subscriber,
         open_engine(settings, subscriber) as (engine, weights),
     ):
@@ -208,7 +151,7 @@ def run_trainer_role(run: Run) -> None:
             keys=LiveKeys(
                 master_key_file(run.stack.dir),
                 run.stack.s3_endpoint,
-                run.stack.bucket,
+                run.stack.bucket,  # people's keys are the stack's, wherever a run keeps its weights
                 run.stack.access_key,
                 run.stack.secret_key,
                 run.stack.region,
@@ -245,7 +188,7 @@ def run_evaluator_role(run: Run) -> None:
     settings = run.settings
     with (
         run.log("evaluator") as log,
-        closing(_subscriber(run, log, settings.evaluator.fleet, settings.evaluator.replica)) as weights,
+        closing(subscriber_of(run, log, settings.evaluator.fleet, settings.evaluator.replica)) as weights,
     ):
         run_evaluator(
             log,
@@ -290,6 +233,34 @@ def run_gateway_role(run: Run) -> None:
         run_gateway(app, config, run.stop, ready=lambda url: structlog.get_logger().info("gateway", url=url))
 
 
+def run_attribute_role(run: Run) -> None:
+    from rollwire.streams.attribution.worker import run_attribution
+
+    settings = run.settings
+    run_attribution(
+        settings.attribution.model_copy(
+            update={
+                "bootstrap": run.stack.bootstrap,
+                "prefix": settings.prefix,
+                "model": settings.model,
+                "rules": settings.attribution.rules or settings.gateway.rules,
+            }
+        )
+    )
+
+
+def run_serving_role(run: Run) -> None:
+    from rollwire.ops.serving import run_serving
+
+    run_serving(run)
+
+
+def run_people_role(run: Run) -> None:
+    from rollwire.ops.demo.feedback.crowd import run_crowd
+
+    run_crowd(run)
+
+
 def run_warm_start_role(run: Run) -> None:
     from rollwire.ops.warm import make_warm_start
 
@@ -308,7 +279,11 @@ ROLES: dict[str, Callable[[Run], None]] = {
     "evaluator": run_evaluator_role,
     "monitor": run_monitor_role,
     "gateway": run_gateway_role,
+    "attribute": run_attribute_role,
+    "serving": run_serving_role,
+    "people": run_people_role,
 }
+OWN_SIGNALS = frozenset({"monitor", "attribute"})  # a Faust worker has its own signal handlers
 
 
 def run_role(name: str, folder: Path, stack_dir: Path) -> None:
@@ -317,7 +292,7 @@ def run_role(name: str, folder: Path, stack_dir: Path) -> None:
         raise ConfigError(f"there is no role {name!r}; there are: {', '.join(ROLES)}")
     configure_logging()
     stop = threading.Event()
-    if name != "monitor":  # the monitor's worker has its own signal handlers
+    if name not in OWN_SIGNALS:
         stop_on_signals(stop)
     stop_with_parent(stop)
     settings = load_settings(folder)

@@ -20,12 +20,15 @@ from rollwire.consumers.weights.follow import FollowConfig
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.config_errors import config_error
+from rollwire.ops.demo.feedback.preference import PeopleConfig
 from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
 from rollwire.producers.gateway.config import GatewayConfig
+from rollwire.producers.serving.config import ServingConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
 from rollwire.streams.assemble_config import AssembleConfig, ProductionConfig
+from rollwire.streams.attribution.config import AttributionConfig
 from rollwire.streams.drive import RuntimeConfig
 from rollwire.streams.pack import PackConfig
 
@@ -79,7 +82,18 @@ class RunSettings(BaseModel):
     publisher: PublisherConfig = PublisherConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     gateway: GatewayConfig = GatewayConfig()  # type: ignore[call-arg,unused-ignore]
+    attribution: AttributionConfig = Field(
+        default=AttributionConfig(),
+        description="how feedback becomes rewards; its rules are the gateway's unless named, broker and prefix the run's",
+    )
+    serving: ServingConfig = ServingConfig()
+    people: PeopleConfig = Field(default=PeopleConfig(), description="the simulated people of a demo")
     monitor_port: int = Field(0, ge=0, le=65_535, description="port of the monitor's page; 0 = a free one")
+
+    @property
+    def live(self) -> bool:
+        """Whether the run trains on live traffic."""
+        return self.pack.live_groups > 0
 
     @model_validator(mode="after")
     def _agreed(self) -> RunSettings:
@@ -96,10 +110,15 @@ class RunSettings(BaseModel):
             raise ValueError(
                 f"fleet.replica and evaluator.replica are both {self.fleet.replica!r}: name them apart"
             )
-        if self.fleet.max_open_groups < self.pack.groups_per_step:
+        if self.serving.replica in (self.fleet.replica, self.evaluator.replica):
             raise ValueError(
-                f"fleet.max_open_groups is {self.fleet.max_open_groups}, below pack.groups_per_step "
-                f"{self.pack.groups_per_step}: no plan would ever be full"
+                f"serving.replica is {self.serving.replica!r}, as the fleet's or the evaluator's: name them apart"
+            )
+        sampled = self.pack.groups_per_step - self.pack.live_groups
+        if self.fleet.max_open_groups < sampled:
+            raise ValueError(
+                f"fleet.max_open_groups is {self.fleet.max_open_groups}, below the {sampled} groups of a step "
+                "(pack.groups_per_step) that it samples: no plan would ever be full"
             )
         try:
             environment = make_environment(self.environment)

@@ -29,7 +29,7 @@ from rollwire.ops.chaos.verdict import Sighting, Verdict, judge
 from rollwire.ops.chaos.workload import LINEAGE, MODEL, SIZE, Known, Workload, known, timetable
 from rollwire.ops.demo.guards import interruptible, undisturbed
 from rollwire.ops.demo.supervisor import rollwire_command
-from rollwire.ops.roles import open_store
+from rollwire.ops.role_run import open_store
 from rollwire.ops.settings import RunSettings, build_settings, save_settings
 from rollwire.ops.stack import StackConfig, StackInfo, down, read_stack, up
 from rollwire.ops.topics import apply_topics

@@ -18,6 +18,10 @@ def demo(
     environment: Annotated[
         str | None, Parameter(help="What is learnt: countdown, or calculator; countdown if not given.")
     ] = None,
+    feedback: Annotated[
+        bool,
+        Parameter(negative="", help="Learn from people's clicks on a live policy; 80 steps if not given."),
+    ] = False,
     control: Annotated[
         bool, Parameter(negative="", help="Shuffle the advantages: a run that must not learn.")
     ] = False,
@@ -47,6 +51,8 @@ def demo(
 
     Exit code 0 only if every check held; 1 if one did not; 2 if it could not start.
     """
+    from rollwire.ops.demo.feedback.run import run_feedback_demo
+    from rollwire.ops.demo.feedback.summary import print_feedback_summary
     from rollwire.ops.demo.options import DemoOptions
     from rollwire.ops.demo.run import run_demo
     from rollwire.ops.demo.summary import print_summary
@@ -56,6 +62,7 @@ def demo(
         steps=steps,
         seed=seed,
         environment=environment,
+        feedback=feedback,
         control=control,
         resume=continue_,
         max_lag=max_lag,
@@ -65,6 +72,10 @@ def demo(
         plain=plain,
     )
     try:
+        if feedback:
+            told = run_feedback_demo(options)
+            print_feedback_summary(told)
+            return 0 if told.ok else 1
         outcome = run_demo(options)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; the log stays, and `rollwire demo --continue` goes on from it\n")

@@ -52,7 +52,7 @@ def judge(
     """Reads the run's topics, draws the picture and writes the figures into the run's folder."""
     environment, control = make_environment(settings.environment), settings.trainer.control
     # Tally and ledger both read all rollouts: side by side they take half the time.
-    with _counted_ledger(folder, settings, stack) as counted:
+    with counted_ledger(folder, settings, stack) as counted:
         tally = Tally(
             held_out_ids=environment.problems(held_out=True),
             lineage=settings.lineage,
@@ -84,7 +84,7 @@ def judge(
 
 
 @contextmanager
-def _counted_ledger(folder: Path, settings: RunSettings, stack: StackInfo) -> Iterator[Callable[[], Ledger]]:
+def counted_ledger(folder: Path, settings: RunSettings, stack: StackInfo) -> Iterator[Callable[[], Ledger]]:
     """`rollwire ledger` on the run for as long as the block lasts; what it gives waits for the account."""
     account, output = folder / "ledger.json", folder / "logs" / "ledger.log"
     account.unlink(missing_ok=True)

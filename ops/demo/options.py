@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollwire.ops.demo.feedback.recipe import FEEDBACK_STEPS, feedback_recipe, lay_over
 from rollwire.ops.settings import RunSettings, build_settings, with_overrides
 from rollwire.producers.environments.known import make_environment
 from rollwire.producers.fleet import FleetConfig
@@ -35,6 +36,7 @@ class DemoOptions:
     steps: int | None = None  # None = the default, or what the run that is continued was set to
     seed: int | None = None  # None = 0
     environment: str | None = None  # None = countdown
+    feedback: bool = False  # learn from people's clicks on a live policy
     control: bool = False
     resume: bool = False
     max_lag: int | None = None
@@ -45,12 +47,15 @@ class DemoOptions:
 
     @property
     def kind(self) -> str:
+        if self.feedback:
+            return "feedbackcontrol" if self.control else "feedback"
         return "control" if self.control else "demo"
 
 
 def new_settings(options: DemoOptions, name: str) -> RunSettings:
     """Settings of a new run called `name`. Raises `ConfigError` for a setting that does not exist."""
-    steps = DEFAULT_STEPS if options.steps is None else options.steps
+    default_steps = FEEDBACK_STEPS if options.feedback else DEFAULT_STEPS
+    steps = default_steps if options.steps is None else options.steps
     seed = 0 if options.seed is None else options.seed
     name_of_environment = DEFAULT_ENVIRONMENT if options.environment is None else options.environment
     environment = make_environment(name_of_environment)
@@ -64,7 +69,10 @@ def new_settings(options: DemoOptions, name: str) -> RunSettings:
     }
     values |= deepcopy(dict(RECIPES.get(name_of_environment, {})))
     values.setdefault("trainer", {})["seed"] = seed
-    if options.control:
+    if options.feedback:
+        lay_over(values, feedback_recipe(seed, name_of_environment))
+        values["trainer"]["control"] = options.control
+    elif options.control:
         # A policy that unlearns soon has no groups of unequal rewards: without the equal ones (their advantage is 0) the
         # control would sample for ever. Twice the groups a step are about as many as the demo samples a step.
         values["trainer"]["control"] = True
@@ -85,6 +93,15 @@ def with_final(settings: RunSettings, steps: int) -> RunSettings:
     values["steps"] = steps
     values["evaluator"]["final_version"] = steps
     return build_settings(values, where="the run's settings")
+
+
+def refuse_other_kind(options: DemoOptions, settings: RunSettings) -> None:
+    """Raises `ConfigError` where the run to go on with is of the other kind of demo."""
+    if options.feedback != settings.live:
+        add = "with" if settings.live else "without"
+        raise ConfigError(
+            f"the newest run {'learns' if settings.live else 'does not learn'} from feedback: go on with it {add} --feedback"
+        )
 
 
 def refuse_fixed(options: DemoOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.console import Group
 from rich.panel import Panel
@@ -15,6 +16,21 @@ from rollwire.streams.monitor.page import Page, Point
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 HOT_TOPICS = ("rollouts", "rewards", "routing-traces", "groups", "packed-batches", "weight-versions")
+
+
+class Row(NamedTuple):
+    """One line of the page: what, how much, and how it went."""
+
+    name: str
+    value: str
+    trend: str = ""
+
+
+class Shown(NamedTuple):
+    """What a run is for, where that is not accuracy on held-out tasks."""
+
+    words: str  # for the one line
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ class Frame:
     left_s: float | None  # None = not known yet
     url: str | None  # where the monitor serves the page as JSON; None = not known yet
     said: tuple[str, ...]
+    shown: Shown | None = None  # in place of held-out accuracy
 
 
 def draw(page: Page, frame: Frame) -> Panel:
@@ -48,7 +65,9 @@ def line(page: Page, frame: Frame) -> str:
     parts = [
         f"{frame.elapsed_s:5.0f} s",
         f"step {frame.steps_done}/{frame.steps}",
-        f"held-out {_percent(None if held is None else held.scores.get('accuracy'))}",
+        frame.shown.words
+        if frame.shown is not None
+        else f"held-out {percent(None if held is None else held.scores.get('accuracy'))}",
         f"reward {_number(None if last is None else last.reward_mean, '.3f')}",
         f"lag {page.lag_max}",
         f"mismatch p99 {_number(None if last is None else last.mismatch_p99, '.2g')}",
@@ -95,12 +114,8 @@ def _learning(page: Page, frame: Frame) -> Table:
     table.add_column(style="grey62", no_wrap=True, width=22)
     table.add_column(no_wrap=True, width=46)
     table.add_column(style="cyan", no_wrap=True)
-    for suite, name in (("heldout", "held-out accuracy"), ("distinct", "  distinct tasks")):
-        points = _suite(page, frame, suite)
-        at = f" at version {points[-1].version}" if points else ""
-        was = f", {_percent(points[0].scores.get('accuracy'))} at the start" if len(points) > 1 else ""
-        now = _percent(points[-1].scores.get("accuracy")) if points else "–"
-        table.add_row(name, f"{now}{at}{was}", sparkline([p.scores.get("accuracy", 0.0) for p in points]))
+    for row in _held_out(page, frame) if frame.shown is None else frame.shown.rows:
+        table.add_row(*row)
     table.add_row(
         "reward of what trains",
         _number(None if last is None else last.reward_mean, ".3f"),
@@ -117,6 +132,18 @@ def _learning(page: Page, frame: Frame) -> Table:
         "lag", f"{page.lag_max} of at most {frame.max_lag} versions", f"tokens by lag {lags}" if lags else ""
     )
     return table
+
+
+def _held_out(page: Page, frame: Frame) -> list[Row]:
+    rows: list[Row] = []
+    for suite, name in (("heldout", "held-out accuracy"), ("distinct", "  distinct tasks")):
+        points = _suite(page, frame, suite)
+        at = f" at version {points[-1].version}" if points else ""
+        was = f", {percent(points[0].scores.get('accuracy'))} at the start" if len(points) > 1 else ""
+        now = percent(points[-1].scores.get("accuracy")) if points else "–"
+        trend = sparkline([p.scores.get("accuracy", 0.0) for p in points])
+        rows.append(Row(name, f"{now}{at}{was}", trend))
+    return rows
 
 
 def _flow(page: Page, frame: Frame) -> Table:
@@ -163,7 +190,8 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share in words; a dash where it is not known."""
     return "–" if value is None else f"{100 * value:.1f} %"
 
 

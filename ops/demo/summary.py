@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from rollwire.ops.broker import DEFAULT_DIR
+from rollwire.ops.demo.checks import Check
 from rollwire.ops.demo.judge import Outcome
 
 
-def print_summary(outcome: Outcome, console: Console | None = None) -> None:
-    console = console or Console()
+def print_checks(checks: Sequence[Check], console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column()
-    for check in outcome.checks:
+    for check in checks:
         mark = "[green]held[/]" if check.ok else "[bold red]broken[/]"
         table.add_row(mark, check.name, check.text)
     console.print()
     console.print(table)
+
+
+def print_next(look: Sequence[tuple[str, str]], console: Console) -> None:
+    """Commands with what they show."""
+    width = max(len(command) for command, _ in look)
+    console.print("\n[bold]Look next[/]", highlight=False)
+    for command, what in look:
+        console.print(f"  {command:<{width}}  {what}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+
+
+def print_summary(outcome: Outcome, console: Console | None = None) -> None:
+    console = console or Console()
+    print_checks(outcome.checks, console)
     facts = outcome.facts
     kept = sum(n for (fate, _), n in facts.fates.items() if fate == "kept")
     totals = (
@@ -51,8 +67,4 @@ def print_summary(outcome: Outcome, console: Console | None = None) -> None:
             "what the filter, the ratio and the signal are for",
         ),
     )
-    width = max(len(command) for command, _ in look)
-    console.print("\n[bold]Look next[/]", highlight=False)
-    for command, what in look:
-        console.print(f"  {command:<{width}}  {what}", highlight=False, markup=False, soft_wrap=True)
-    console.print()
+    print_next(look, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -15,16 +15,26 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 
-from rollwire.ops.demo.page import Frame, draw, line
-from rollwire.ops.demo.watch import Watch
+from rollwire.ops.demo.page import Frame, Shown, draw, line
 from rollwire.ops.settings import RunSettings
 from rollwire.ops.stack import StackInfo
+from rollwire.schemas.records import TrainStep
 from rollwire.streams.monitor.config import MonitorConfig
 from rollwire.streams.monitor.page import Page, from_json
 from rollwire.streams.seams.cache import Cache
 from rollwire.streams.seams.cache_redis import RedisCache
 
 PLAIN_EVERY_S = 5.0
+
+
+class Watched(Protocol):
+    """What follows a run."""
+
+    @property
+    def steps(self) -> Mapping[int, TrainStep]: ...
+
+    def shown(self) -> Shown | None:
+        """What the run is for, where that is not accuracy on held-out tasks."""
 
 
 class View(Protocol):
@@ -40,7 +50,7 @@ class View(Protocol):
     def attach(self, stack: StackInfo, prefix: str) -> None:
         """From now on the monitor's page can be read."""
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: Watched) -> None:
         """Shows the run as it is now."""
 
 
@@ -66,7 +76,7 @@ class _View:
         if self._cache is not None:
             self._cache.close()
 
-    def _frame(self, watch: Watch | None) -> Frame:
+    def _frame(self, watch: Watched | None) -> Frame:
         done = max(watch.steps, default=0) if watch else 0
         now = time.monotonic()
         left = None
@@ -78,7 +88,8 @@ class _View:
             left = pace * (self._settings.steps - done)
         if watch and done >= self._settings.steps:
             self._phase = "measuring the last version"
-        kind = ", control" if self._settings.trainer.control else ""
+        kind = " · feedback" if self._settings.live else ""
+        kind += ", control" if self._settings.trainer.control else ""
         return Frame(
             title=f"rollwire demo · {self._settings.environment}{kind} · seed {self._settings.seed}",
             phase=self._phase,
@@ -90,6 +101,7 @@ class _View:
             left_s=left,
             url=self._url,
             said=tuple(self._said),
+            shown=None if watch is None else watch.shown(),
         )
 
     def _read_page(self) -> Page:
@@ -111,7 +123,7 @@ class LiveView(_View):
 
     def __init__(self, settings: RunSettings, began: float, console: Console) -> None:
         super().__init__(settings, began)
-        self._watch: Watch | None = None
+        self._watch: Watched | None = None
         self.live = Live(console=console, refresh_per_second=4, get_renderable=self._draw, transient=False)
 
     def _draw(self) -> Panel:
@@ -126,7 +138,7 @@ class LiveView(_View):
     def warm_start(self, progress_file: Path) -> None:
         self._phase = describe_warm_start(progress_file)
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: Watched) -> None:
         self._watch = watch
         self._read_page()
 
@@ -161,7 +173,7 @@ class PlainView(_View):
         if self._due():
             self.phase(describe_warm_start(progress_file))
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: Watched) -> None:
         if self._due():
             self._print(line(self._read_page(), self._frame(watch)))
 

@@ -44,6 +44,9 @@ class Watch:
                     case _:
                         pass
 
+    def shown(self) -> None:
+        """The page shows accuracy."""
+
     def progress(self) -> tuple[int, int, int]:
         """Grows while the run moves."""
         return len(self.steps), len(self.evaluations), sum(self.served.values())

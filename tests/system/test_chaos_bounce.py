@@ -16,7 +16,7 @@ from rollwire.ops.chaos.producer import Task, producer_command
 from rollwire.ops.chaos.readers import Watcher
 from rollwire.ops.chaos.report import figures, print_outcome
 from rollwire.ops.chaos.workload import Workload
-from rollwire.ops.roles import open_store
+from rollwire.ops.role_run import open_store
 from rollwire.ops.settings import save_settings
 from rollwire.ops.stack import StackInfo, read_stack
 from rollwire.ops.topics import apply_topics

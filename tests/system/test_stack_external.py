@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rollwire.ops.cli import run
-from rollwire.ops.roles import open_store
+from rollwire.ops.role_run import open_store
 from rollwire.ops.settings import build_settings, save_settings
 from rollwire.ops.stack import StackConfig, StackInfo, kill_service, read_stack, up
 from rollwire.ops.stack.status import status

@@ -6,7 +6,7 @@ import pytest
 
 from rollwire.ops.demo.folders import latest_run, new_run, runs
 from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
-from rollwire.ops.roles import environment_of
+from rollwire.ops.role_run import environment_of
 from rollwire.ops.settings import build_settings, flattened, load_settings, save_settings, with_overrides
 from rollwire.ops.warm import recipe_digest
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing

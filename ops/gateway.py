@@ -80,6 +80,8 @@ def gateway_app(
         opened.callback(patient.close)
         quotas = LeasedQuotas(patient, config.quotas, clock)
         opened.callback(quotas.close)
+        repeats = CachedRepeats(hints, config.repeats)
+        opened.callback(repeats.close)
         keys = open_keys(stack)
         follower = ErasureFollower(log, keys.forget)
         opened.callback(follower.close)
@@ -91,7 +93,7 @@ def gateway_app(
             rules=rules,
             access=access,
             quotas=quotas,
-            repeats=CachedRepeats(hints, config.repeats),
+            repeats=repeats,
             clock=clock,
         )
 

@@ -7,6 +7,7 @@ keeps a publishable key out of other people's pages, no more.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from rollwire.schemas.errors import ConfigError
 
 ANY: Final = "*"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_HOST: Final = re.compile(r"[a-z0-9.-]+(:\d+)?")
 _METHODS: Final = "GET, POST, OPTIONS"
 _HEADERS: Final = "authorization, content-encoding, content-type, x-request-id"
 _EXPOSED: Final = "retry-after, x-request-id"
@@ -51,8 +53,8 @@ def origin_allowed(origin: str, allowed: Collection[str]) -> bool:
     frame) is allowed by `*` only."""
     if origin in allowed or ANY in allowed:
         return True
-    scheme, found, host = origin.partition("://")
-    while found and "." in host:
+    scheme, _, host = origin.partition("://")
+    while _HOST.fullmatch(host) and "." in host:
         host = host.split(".", 1)[1]
         if f"{scheme}://*.{host}" in allowed:
             return True

@@ -7,13 +7,18 @@ there. After `ttl_s`, or once a later id has displaced it, a repeat is accepted 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.producers.gateway.access import FeedbackKey, LocalRepeats
 from rollwire.streams.seams.hints import NOTHING, WIDTH, Hints
+
+_UNTOLD: Final = 100_000  # ids that wait to be told
+_CLOSE_S: Final = 2.0
 
 
 class RepeatsConfig(BaseModel):
@@ -24,12 +29,21 @@ class RepeatsConfig(BaseModel):
 
 
 class CachedRepeats:
-    """`Repeats`: this process's latest ids, then `hints`. For one thread. Digests are `WIDTH` bytes, and not all zero."""
+    """`Repeats`: this process's latest ids, then `hints`. For one thread. Digests are `WIDTH` bytes, and not all zero.
+
+    A thread of its own tells `hints` what to remember, so that the next write to the log need not wait for that; `close` ends it.
+    """
 
     def __init__(self, hints: Hints, config: RepeatsConfig) -> None:
         self._hints = hints
         self._config = config
         self._local = LocalRepeats(config.size)
+        self._lock = threading.Condition()
+        self._names = bytearray()  # to be told, with
+        self._digests = bytearray()
+        self._closed = False
+        self._thread = threading.Thread(target=self._tell, name="gateway-repeats", daemon=True)
+        self._thread.start()
 
     def known(self, ids: Sequence[FeedbackKey]) -> Mapping[FeedbackKey, bytes]:
         found = dict(self._local.known(ids))
@@ -45,9 +59,30 @@ class CachedRepeats:
         if any(len(digest) != WIDTH for digest in digests.values()):
             raise ValueError(f"a digest is {WIDTH} bytes")
         self._local.remember(digests)
-        if digests:
-            names = b"".join(map(_name, digests))
-            self._hints.put_digests(names, b"".join(digests.values()), self._config.ttl_s)
+        names = b"".join(map(_name, digests))
+        with self._lock:
+            if names and len(self._names) < _UNTOLD * WIDTH:  # a hint may be lost, memory may not
+                self._names += names
+                self._digests += b"".join(digests.values())
+                self._lock.notify()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.notify()
+        self._thread.join(_CLOSE_S)
+
+    def _tell(self) -> None:
+        while True:
+            with self._lock:
+                while not self._names and not self._closed:
+                    self._lock.wait()
+                if not self._names:
+                    return
+                names, digests = bytes(self._names), bytes(self._digests)
+                self._names.clear()
+                self._digests.clear()
+            self._hints.put_digests(names, digests, self._config.ttl_s)
 
 
 def _name(key: FeedbackKey) -> bytes:

@@ -20,15 +20,20 @@ from rollwire.streams.seams.hints import WIDTH, Lease, Leased
 
 _logger = structlog.get_logger("rollwire.hints")
 _T = TypeVar("_T")
-CHUNK: Final = 2_000  # names of one script call: Redis serves nobody else meanwhile (about 2 ms)
+CHUNK: Final = 2_000  # names of one script call: Redis serves nobody else meanwhile (2 to 5 ms); Lua unpacks 7,999 at most
 RETRY_S: Final = 0.25
 RETRY_MAX_S: Final = 4.0
 
 _GET: Final = """
-local out, n = {}, 0
+local names, n = {}, 0
 for at = 1, #ARGV[2], 16 do
   n = n + 1
-  out[n] = redis.call('GET', ARGV[1] .. string.sub(ARGV[2], at, at + 15)) or string.rep('\\0', 16)
+  names[n] = ARGV[1] .. string.sub(ARGV[2], at, at + 15)
+end
+if n == 0 then return '' end
+local out, none = redis.call('MGET', unpack(names)), string.rep('\\0', 16)
+for i = 1, n do
+  out[i] = out[i] or none
 end
 return table.concat(out)
 """

@@ -39,6 +39,10 @@ def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
+def remembering(hints: Hints, config: RepeatsConfig | None = None) -> closing[CachedRepeats]:
+    return closing(CachedRepeats(hints, config or RepeatsConfig()))
+
+
 def caller(rate: float, burst: int) -> Caller:
     return Caller("k", "acme", frozenset(("feedback:write",)), rate, burst)
 
@@ -124,42 +128,55 @@ def test_a_key_whose_quota_changed_counts_anew() -> None:
 
 
 def test_c84_repeats_are_known_to_every_gateway(hints: Hints) -> None:
-    one, two = CachedRepeats(hints, RepeatsConfig()), CachedRepeats(hints, RepeatsConfig())
-    assert one.known([A, B, C]) == {}
-    one.remember({A: ONE, B: TWO})
-    one.remember({})
-    for repeats in (one, two):
-        assert repeats.known([A, B, C]) == {A: ONE, B: TWO}  # C: the same id of another tenant
-    assert two.known([]) == {}
+    with remembering(hints) as one, remembering(hints) as two:
+        assert one.known([A, B, C]) == {}
+        one.remember({A: ONE, B: TWO})
+        one.remember({})
+        assert one.known([A, B, C]) == {A: ONE, B: TWO}  # C: the same id of another tenant
+        until(lambda: two.known([A, B, C]) == {A: ONE, B: TWO})
+        assert two.known([]) == {}
+
+
+def test_what_was_remembered_is_told_before_the_end() -> None:
+    hints = MemoryHints()
+    keys = [("acme", str(number)) for number in range(5_000)]
+    with remembering(hints) as one:
+        for key in keys:
+            one.remember({key: ONE})
+    with remembering(hints) as two:
+        assert two.known(keys) == dict.fromkeys(keys, ONE)
 
 
 def test_c84_a_redis_that_is_away_is_never_a_repeat() -> None:
     hints = MemoryHints()
-    repeats, fresh = CachedRepeats(hints, RepeatsConfig()), CachedRepeats(hints, RepeatsConfig())
-    repeats.remember({A: ONE})
-    hints.away = True
-    assert fresh.known([A, B]) == {}
-    assert repeats.known([A, B]) == {A: ONE}  # what this process acknowledged itself
-    repeats.remember({B: TWO})
-    assert repeats.known([A, B]) == {A: ONE, B: TWO}
-    hints.away = False
-    assert fresh.known([A, B]) == {A: ONE}
+    with remembering(hints) as repeats, remembering(hints) as fresh:
+        repeats.remember({A: ONE})
+        until(lambda: fresh.known([A]) == {A: ONE})
+        hints.away = True
+        assert fresh.known([A, B]) == {}
+        assert repeats.known([A, B]) == {A: ONE}  # what this process acknowledged itself
+        repeats.remember({B: TWO})
+        assert repeats.known([A, B]) == {A: ONE, B: TWO}
 
 
 def test_c84_a_repeat_after_its_time_is_a_first_attempt_again() -> None:
     clock = ManualClock()
-    repeats = CachedRepeats(MemoryHints(clock), RepeatsConfig(size=0, ttl_s=3_600))
-    repeats.remember({A: ONE})
-    clock.advance(3_599)
-    assert repeats.known([A]) == {A: ONE}
-    clock.advance(2)
-    assert repeats.known([A]) == {}
-    assert repeats.known([A]) == {}  # asked twice, with no acknowledgement in between: nothing was claimed
-    repeats.remember({A: TWO})
-    assert repeats.known([A]) == {A: TWO}
+    hints = MemoryHints(clock)
+    with remembering(hints, RepeatsConfig(size=0, ttl_s=3_600)) as repeats:
+        repeats.remember({A: ONE})
+        until(lambda: repeats.known([A]) == {A: ONE})
+        clock.advance(3_599)
+        assert repeats.known([A]) == {A: ONE}
+        clock.advance(2)
+        assert repeats.known([A]) == {}
+        assert (
+            repeats.known([A]) == {}
+        )  # asked twice, with no acknowledgement in between: nothing was claimed
+        repeats.remember({A: TWO})
+        until(lambda: repeats.known([A]) == {A: TWO})
 
 
 def test_a_digest_of_another_width_is_refused() -> None:
     keys: list[FeedbackKey] = [A]
-    with pytest.raises(ValueError, match="16 bytes"):
-        CachedRepeats(MemoryHints(), RepeatsConfig()).remember(dict.fromkeys(keys, b"short"))
+    with remembering(MemoryHints()) as repeats, pytest.raises(ValueError, match="16 bytes"):
+        repeats.remember(dict.fromkeys(keys, b"short"))

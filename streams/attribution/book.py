@@ -85,8 +85,11 @@ class Book:
         """How many are held: waiting for, open, or closed lately."""
         return sum(len(part.cases) for part in self._parts.values())
 
-    def take_feedback(self, partition: int, event: Feedback, offset: int, at_us: int) -> list[Write]:
-        """The entries to write. Raises `Refused` for what is refused now; what waits may be refused later."""
+    def take_feedback(
+        self, partition: int, event: Feedback, offset: int, at_us: int
+    ) -> list[Write] | Refusal:
+        """The entries to write; or why it is refused, what waits may be so later. Raises `Refused` for what no rollout could
+        change."""
         part = self._parts[partition]
         self._seen[partition] = offset + 1
         opened = opened_us(event.group_id)
@@ -109,7 +112,7 @@ class Book:
         open_ = case.answered is not None
         refusal = take_said(case, said)
         if refusal is not None:
-            raise Refused(refusal.reason, refusal.detail)
+            return refusal
         if not kept(case, said):
             return []
         if open_:
@@ -147,25 +150,36 @@ class Book:
         self.tally.add(share_of(case))
         return effects
 
-    def advance(self, partition: int, watermark_us: int, most: int) -> Effects:
-        """Closes windows, gives up waiting, forgets: of at most `most` rollouts whose time has come."""
+    def advance(self, partition: int, watermark_us: int, settled_us: int, most: int) -> Effects:
+        """Closes windows, gives up waiting, forgets: of at most `most` rollouts whose time has come.
+
+        `watermark_us`: everything before was read; `settled_us`: and its offsets are committed. A mark is forgotten only
+        then: what is read again after a crash must still meet it.
+        """
         effects = Effects()
         part = self._parts.get(partition)
         if part is None:
             return effects
+        unsettled: list[tuple[int, str]] = []
         while part.due and part.due[0][0] <= watermark_us and most > 0:
-            _, name = heappop(part.due)
+            due, name = heappop(part.due)
             case = part.cases.get(name)
             if case is None:
+                continue
+            if case.closed is not None and case.due_us > settled_us:
+                unsettled.append((max(due, case.due_us), name))
                 continue
             if case.due_us <= watermark_us:
                 most -= 1
                 self._end(partition, part, name, case, watermark_us, effects)
             if name in part.cases:
                 heappush(part.due, (case.due_us, name))
+        for entry in unsettled:
+            heappush(part.due, entry)
         return effects
 
     def next_due_us(self, partition: int) -> int | None:
+        """When the next rollout's time comes, or came."""
         part = self._parts.get(partition)
         return part.due[0][0] if part is not None and part.due else None
 

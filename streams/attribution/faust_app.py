@@ -20,6 +20,7 @@ from rollwire.schemas.errors import LogError, Refused, RollwireError
 from rollwire.schemas.records import Feedback, ProductionRollout
 from rollwire.streams.attribution.book import Book
 from rollwire.streams.attribution.config import GROUP, AttributionConfig
+from rollwire.streams.attribution.fold import Refusal
 from rollwire.streams.attribution.letters import FEEDBACK, letters_of, refused_letter
 from rollwire.streams.attribution.look import Look
 from rollwire.streams.attribution.outbox import Outbox
@@ -46,6 +47,7 @@ class AttributionApp(faust.App):
     table: WindowTable
     prefix: str
     flushing: asyncio.Lock
+    settled: dict[int, int]  # by partition: everything before this time is processed, durable and committed
     rollouts_skipped = 0  # rollouts that did not decode: `assemble` refuses them
     loaded = False  # the table was restored for what is assigned
     ready = False  # and reading goes on from what was committed
@@ -94,7 +96,12 @@ class AttributionApp(faust.App):
         for (topic, partition), offset in given.items():
             if topic == FEEDBACK:
                 self.book.start(partition, offset or 0)
+        self.settled.clear()
         self.ready = self.loaded
+
+    def watermarks(self) -> dict[int, int]:
+        """By partition: everything before this time is processed."""
+        return {p: self.progress.watermark_us(p, TOPICS) for p in self.progress.partitions()}
 
     async def on_restored(self) -> None:
         """Faust restored the table: the book is made anew from it."""
@@ -137,27 +144,26 @@ class AttributionApp(faust.App):
         at = self.book.next_due_us(partition)
         if at is None or at > watermark_us:
             return False
-        effects = self.book.advance(partition, watermark_us, _AT_ONCE)
+        effects = self.book.advance(partition, watermark_us, self.settled.get(partition, 0), _AT_ONCE)
         self.table.put(effects.writes)
         self.table.put(effects.after)
         self.outbox.effects(effects)
-        return await self.flush()
+        return await self.flush() and bool(effects.after)
 
     def take(self, message: Any) -> None:
         """Folds one record."""
         topic = message.topic.removeprefix(self.prefix)
         partition, offset = message.partition, message.offset
-        timestamp_ms = round(message.timestamp * 1_000)
-        at_us = timestamp_ms * 1_000
-        headers = message.headers or ()
-        if isinstance(headers, dict):
-            headers = tuple(headers.items())
+        at_us = round(message.timestamp * 1_000) * 1_000
         try:
-            event = decode(topic, message.value, headers, message.key or b"")
+            event = decode(topic, message.value, _headers(message), message.key or b"")
             if isinstance(event, Feedback):
                 writes = self.book.take_feedback(partition, event, offset, at_us)
-                self.table.put(writes)
-                self.outbox.entries(writes)
+                if isinstance(writes, Refusal):
+                    self._refuse(message, writes.reason, writes.detail, writes.at_us)
+                else:
+                    self.table.put(writes)
+                    self.outbox.entries(writes)
             elif isinstance(event, ProductionRollout):
                 effects = self.book.take_rollout(partition, event, offset, at_us)
                 self.table.put(effects.writes)
@@ -166,13 +172,27 @@ class AttributionApp(faust.App):
         except Refused as refused:
             if topic == FEEDBACK:
                 self.book.start(partition, offset + 1)
-                record = Record(
-                    topic, partition, offset, timestamp_ms, message.key, message.value, tuple(headers)
-                )
-                self.outbox.letter(refused_letter(record, refused.reason, refused.detail, at_us))
+                self._refuse(message, refused.reason, refused.detail, at_us)
             else:
                 self.rollouts_skipped += 1
         self.progress.taken(Input(topic, partition), offset, at_us)
+
+    def _refuse(self, message: Any, reason: str, detail: str, at_us: int) -> None:
+        record = Record(
+            FEEDBACK,
+            message.partition,
+            message.offset,
+            round(message.timestamp * 1_000),
+            message.key,
+            message.value,
+            _headers(message),
+        )
+        self.outbox.letter(refused_letter(record, reason, detail, at_us))
+
+
+def _headers(message: Any) -> tuple[tuple[str, bytes | None], ...]:
+    headers = message.headers or ()
+    return tuple(headers.items() if isinstance(headers, dict) else headers)
 
 
 def make_app(config: AttributionConfig, log: Log, look: Look, clock: Clock) -> AttributionApp:
@@ -200,7 +220,7 @@ def make_app(config: AttributionConfig, log: Log, look: Look, clock: Clock) -> A
         loghandlers=[],
     )
     app.prefix = config.prefix
-    app.flushing = asyncio.Lock()
+    app.flushing, app.settled = asyncio.Lock(), {}
     app.book = Book(look.rulebook)
     app.progress = Progress()
     app.look = look
@@ -249,9 +269,7 @@ def _state(app: AttributionApp) -> dict[str, Any]:
     return {
         "ready": app.ready,
         "partitions": sorted(app.progress.partitions()),
-        "watermark_us": {
-            str(p): app.progress.watermark_us(p, TOPICS) for p in sorted(app.progress.partitions())
-        },
+        "watermark_us": {str(p): at for p, at in sorted(app.watermarks().items())},
         "rollouts": app.book.rollouts,
         "rollouts_skipped": app.rollouts_skipped,
         "rules": None if rules is None else {"name": rules.name, "version": rules.verifier_version},

@@ -161,6 +161,8 @@ def summed(said: Iterable[Said]) -> tuple[tuple[str, int, float], ...]:
 
 
 def _judge(case: Case, answered: Answered, said: Said) -> Refusal | None:
+    if answered.at_us >= case.deadline_us(said):
+        return _unknown(case, said)  # as it was, had nobody read the rollout yet
     if said.tenant != answered.tenant:
         return _mismatch(said)
     before = case.taken.get(said.feedback_id)
@@ -169,8 +171,6 @@ def _judge(case: Case, answered: Answered, said: Said) -> Refusal | None:
     end_us = case.end_us(answered)
     if said.at_us >= end_us:
         return _late(said, end_us)
-    if answered.at_us > case.deadline_us(said):
-        return _unknown(case, said)
     if len(case.taken) >= case.rules.max_events:
         detail = f"the rollout has {case.rules.max_events} feedback events already"
         return Refusal(said.offset, "limit_exceeded", detail, said.at_us)

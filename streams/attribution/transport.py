@@ -15,7 +15,7 @@ from rollwire.streams.monitor.transport import CommittedConsumer, CommittedTrans
 
 
 class FoldedConsumer(CommittedConsumer):
-    """Its app has `inputs()`, `next_offset(tp)`, `flush()` and `on_seek(offsets)`."""
+    """Its app has `inputs()`, `next_offset(tp)`, `watermarks()`, `settled`, `flush()` and `on_seek(offsets)`."""
 
     def ack(self, message: Any) -> bool:
         """Nothing but that the message is no longer in work."""
@@ -40,11 +40,21 @@ class FoldedConsumer(CommittedConsumer):
 
     async def _commit_tps(self, tps: Iterable[TP], start_new_transaction: bool) -> bool:
         app: Any = self.app
+        processed = app.watermarks()
         offsets = self._filter_committable_offsets(tps)
-        if not await app.flush() or not offsets:
+        generation = app.consumer_generation_id
+        if not await app.flush():
             return False
-        done: bool = await self._commit_offsets(offsets, start_new_transaction=start_new_transaction)
-        return done
+        before = {tp: self._committed_offset[tp] for tp in offsets}
+        done: bool = not offsets or await self._commit_offsets(
+            offsets, start_new_transaction=start_new_transaction
+        )
+        if not done:
+            # Faust takes a commit that failed for done, and would not try again before the next event.
+            self._committed_offset.update(before)
+        if done and app.ready and generation == app.consumer_generation_id:
+            app.settled.update(processed)
+        return done and bool(offsets)
 
     async def perform_seek(self) -> None:
         await super().perform_seek()

@@ -16,6 +16,9 @@ TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 SIGNAL: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 DIALECT: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 KEY_ID: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
+REFUSED_HEADER: Final = "refused"
+"""Header of a record whose caller was told no: the reason code. It is kept for the audit, and whoever reads it refuses it."""
+
 MAX_LABEL: Final = 256  # characters
 MAX_COMMENT_BYTES: Final = 64 * 1024
 

@@ -47,7 +47,7 @@ def single(result: Entry | Refusal, fates: Sequence[Fate], request_id: str) -> A
 
 
 def batch(results: Sequence[Entry | Refusal], fates: Sequence[Fate], request_id: str) -> Answer:
-    """200 where every event is accepted, else 207; `items` has a word on each event, in order."""
+    """200 where every event is accepted, 400 where none is, else 207; `items` has a word on each event, in order."""
     words: list[bytes] = []
     accepted = 0
     of = iter(fates) if fates else _all_new()
@@ -71,7 +71,7 @@ def batch(results: Sequence[Entry | Refusal], fates: Sequence[Fate], request_id:
         request_id.encode(),
         b",".join(words),
     )
-    return Answer(207 if refused else 200, body)
+    return Answer(200 if not refused else 207 if accepted else 400, body)
 
 
 def _all_new() -> Iterator[Fate]:

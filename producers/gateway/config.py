@@ -26,7 +26,7 @@ class GatewayConfig(BaseModel):
         4 * 1024 * 1024, ge=1, description="of a request, as sent and inflated: 413 above"
     )
     max_items: int = Field(5_000, ge=1, description="events of a batch: 413 above")
-    max_comment_bytes: int = Field(32 * 1024, ge=1, le=256 * 1024, description="UTF-8 bytes of one comment")
+    max_comment_bytes: int = Field(32 * 1024, ge=1, le=64 * 1024, description="UTF-8 bytes of one comment")
     max_bodies_bytes: int = Field(
         32 * 1024 * 1024, ge=1, description="bodies held at once, all requests together: 503 above"
     )

@@ -137,13 +137,20 @@ def _feedback() -> dict[str, Any]:
         },
         "responses": {
             "200": _json("Every event is in the log.", {"oneOf": [_ref("Taken"), _ref("Batch")]}),
-            "207": _json("Of a batch: at least one event was refused.", _ref("Batch")),
+            "207": _json("Of a batch: some events were refused.", _ref("Batch")),
             "409": _problem(
                 "This id was acknowledged with other content; both are kept, the first one counts."
             ),
             **_refusals(),
+            "400": _none_taken(),
         },
     }
+
+
+def _none_taken() -> dict[str, Any]:
+    answer = _problem("The body, or a field of it; of a batch: every event. Nothing was stored.")
+    answer["content"]["application/json"] = {"schema": _ref("Batch")}
+    return answer
 
 
 def _logs() -> dict[str, Any]:

@@ -12,11 +12,12 @@ from rollwire.producers.gateway.access import FeedbackKey
 from rollwire.producers.gateway.encode import SOURCE
 from rollwire.producers.gateway.judge import Context, Draft
 from rollwire.schemas.records import Feedback, Seal
+from rollwire.schemas.validate_feedback import REFUSED_HEADER
 from rollwire.streams.seams.keys import DataKey
 from rollwire.streams.seams.log import Outgoing
 
-CONFLICT: Final = ("refused", b"conflicting_repeat")
-"""Header of a record whose caller was told 409: it is kept for the audit, and attribution makes a dead letter of it."""
+CONFLICT: Final = (REFUSED_HEADER, b"conflicting_repeat")
+"""Header of a record whose caller was told 409: attribution makes a dead letter of it, whatever rollout it names."""
 
 
 class Entry(NamedTuple):

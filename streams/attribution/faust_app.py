@@ -17,7 +17,9 @@ from faust.types import TP
 
 from rollwire.schemas.codec import decode
 from rollwire.schemas.errors import LogError, Refused, RollwireError
+from rollwire.schemas.reasons import REASONS
 from rollwire.schemas.records import Feedback, ProductionRollout
+from rollwire.schemas.validate_feedback import REFUSED_HEADER
 from rollwire.streams.attribution.book import Book
 from rollwire.streams.attribution.config import GROUP, AttributionConfig
 from rollwire.streams.attribution.fold import Refusal
@@ -156,8 +158,10 @@ class AttributionApp(faust.App):
         partition, offset = message.partition, message.offset
         at_us = round(message.timestamp * 1_000) * 1_000
         try:
-            event = decode(topic, message.value, _headers(message), message.key or b"")
+            headers = _headers(message)
+            event = decode(topic, message.value, headers, message.key or b"")
             if isinstance(event, Feedback):
+                refuse_told(headers)
                 writes = self.book.take_feedback(partition, event, offset, at_us)
                 if isinstance(writes, Refusal):
                     self._refuse(message, writes.reason, writes.detail, writes.at_us)
@@ -188,6 +192,14 @@ class AttributionApp(faust.App):
             _headers(message),
         )
         self.outbox.letter(refused_letter(record, reason, detail, at_us))
+
+
+def refuse_told(headers: tuple[tuple[str, bytes | None], ...]) -> None:
+    """Raises `Refused` where a gateway told the caller no, and kept the record: an id with other content, for another rollout
+    perhaps, where nothing here would know of the first one."""
+    for name, reason in headers:
+        if name == REFUSED_HEADER and reason is not None and reason.decode(errors="replace") in REASONS:
+            raise Refused(reason.decode(), "the gateway refused it, and kept it for the audit")
 
 
 def _headers(message: Any) -> tuple[tuple[str, bytes | None], ...]:

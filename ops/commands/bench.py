@@ -238,3 +238,32 @@ def sync(
         flags = f"{' --short' if short else ''}{'' if only is None else f' --only {only}'}"
         flags += "" if coder == "gap" else f" --coder {coder}"
         write_figures(json, f"rollwire bench sync --runs {runs}{flags}", figures)
+
+
+@bench.command
+def feedback(
+    *,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    part: Literal["all", "gateway", "attribution"] = "all",
+    json: Json = None,
+) -> None:
+    """The feedback gateway under load and faults, its ledger from the topic, and attribution's speed; about 8 minutes.
+
+    Singles against an empty answer, batches against a bare producer, latency at half the maximum, a tenfold burst, the broker
+    paused, Redis killed, the gateway killed; all on a broker, an S3 server and a Redis of its own in a temporary folder.
+    Names of the figures: docs/performance.md.
+
+    Parameters
+    ----------
+    quick
+        A minute: a look at whether it works, no measurement.
+    part
+        Only the gateway, or only attribution.
+    """
+    from rollwire.ops.bench.feedback.run import run_feedback
+
+    figures = run_feedback(quick=quick, part=part)
+    show("Feedback under load", figures)
+    if json is not None:
+        flags = f"{' --quick' if quick else ''}{'' if part == 'all' else f' --part {part}'}"
+        write_figures(json, f"rollwire bench feedback{flags}", figures)

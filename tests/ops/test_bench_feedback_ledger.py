@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 
 from rollwire.ops.bench.feedback.bare import records
 from rollwire.ops.bench.feedback.bodies import SIGNALS, Bodies
+from rollwire.ops.bench.feedback.effects import EffectsOf
 from rollwire.ops.bench.feedback.ledger import Acknowledged, Counts, count_topic
 from rollwire.ops.bench.feedback.traffic import EVENTS, TENANT, traffic
 from rollwire.ops.bench.streams_load import record_of
@@ -21,7 +23,14 @@ def test_what_was_acknowledged_and_is_not_there_is_lost() -> None:
     counts = Counts([Acknowledged("a", array("q", [0, 4, 2]), 2, 8), Acknowledged("b", array("q"), 1, 1)])
     for one in ("a-0", "a-1", "a-1", "a-2", "a-5", "a-7", "b-0", "a-8", "c-0", "nonsense"):
         counts.take(one)
-    assert counts.ledger() == (10, 6, 2, 3, 1)  # a-3 and a-4 are lost; a-8, c-0 and "nonsense" nobody sent
+    assert counts.ledger() == (
+        10,
+        6,
+        2,
+        3,
+        1,
+        {"a": 5, "b": 1},
+    )  # a-3 and a-4 are lost; a-8, c-0 and "nonsense" nobody sent
 
 
 def test_the_ledger_is_read_from_the_topic() -> None:
@@ -30,7 +39,18 @@ def test_the_ledger_is_read_from_the_topic() -> None:
     events = records(bodies, 0, 40, AT_US, TENANT, "")
     log.writer().write([record_of(event, AT_US) for event in (*events, *events[:3])])
     found = count_topic(log, [Acknowledged("a", range(0, 50, 10), 10, 50)])
-    assert found == (43, 40, 10, 0, 3)
+    assert found == (43, 40, 10, 0, 3, {"a": 40})
+
+
+def test_behind_the_stream_every_event_counts_once() -> None:
+    log = MemoryLog({"user-feedback": 4})
+    now_us = time.time_ns() // 1_000  # the log's clock is the system's
+    bodies = Bodies("a", now_us)
+    events = records(bodies, 0, 40, now_us, TENANT, "")
+    log.writer().write([record_of(event, now_us) for event in (*events, *events[10:13])])
+    stream = EffectsOf([(bodies, 48)], 4)
+    count_topic(log, [Acknowledged("a", range(40), 1, 48)], stream.take)
+    assert stream.effects() == (40, 0, 0)
 
 
 def test_a_baseline_record_says_what_the_line_said() -> None:

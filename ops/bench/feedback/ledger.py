@@ -6,7 +6,7 @@ the stream's repeat check, where there must be none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ class Ledger(NamedTuple):
     lost: int  # acknowledged, and not in the topic
     unasked: int  # in the topic, and never sent: none
     again: int  # records beyond an event's first
+    found: Mapping[str, int]  # distinct events in the topic, by phase
 
 
 def acknowledged(name: str, outcome: Outcome, batch: int) -> Acknowledged:
@@ -92,13 +93,18 @@ class Counts:
             lost=lost,
             unasked=self._unasked,
             again=sum(int(seen.sum()) for seen in every) - distinct,
+            found={name: int((seen > 0).sum()) for name, seen in self._seen.items()},
         )
 
 
-def count_topic(log: Log, phases: Sequence[Acknowledged]) -> Ledger:
+def count_topic(
+    log: Log, phases: Sequence[Acknowledged], also: Callable[[Record, Feedback], None] = lambda *_: None
+) -> Ledger:
+    """`also` is told every event of the topic, in the order of each partition."""
     counts = Counts(phases)
     for record in read_topic(log):
         event = decode_record(record)
         if isinstance(event, Feedback):
             counts.take(event.feedback_id)
+            also(record, event)
     return counts.ledger()

@@ -27,7 +27,7 @@ from rollwire.schemas.errors import DeadlineExceeded
 
 PATH: Final = "/v1/feedback"
 BATCH: Final = 500
-LATE_BAR_MS: Final = 50.0
+FAULTS: Final = ("burst", "broker", "redis", "kill")
 
 
 class Sizes(NamedTuple):
@@ -49,6 +49,13 @@ class Sizes(NamedTuple):
 FULL: Final = Sizes((64, 256), (4, 8), 2, 4.0, 5.0, 100_000, 30.0, 60.0, 5.0, 5.0, 10.0)
 QUICK: Final = Sizes((64,), (4,), 1, 1.0, 1.0, 10_000, 3.0, 2.0, 1.0, 1.0, 2.0)
 
+
+def steps(sizes: Sizes) -> int:
+    """How many words a run reports."""
+    rounds = sizes.rounds * (2 * len(sizes.connections) + len(sizes.batch_connections))
+    return rounds + 2 + len(FAULTS)
+
+
 # Connections of the open-loop phases: more than ever wait at half the maximum; more events than the gateway's queue holds do not fit.
 _STEADY: Final = 256
 _CROWD: Final = 1_024
@@ -67,7 +74,7 @@ class Load:
         self.report = report
         self._headers = headers
         self.phases: list[Acknowledged] = []
-        self.outcomes: dict[str, Outcome] = {}
+        self.under_faults: list[tuple[Bodies, int]] = []  # and how many events were sent
 
     def events(self) -> int:
         """Answered with a 2xx, over all phases."""
@@ -99,14 +106,16 @@ class Load:
 
     def run(self, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
         """`meanwhile` runs in this thread, from the word to go on."""
-        name = plan.bodies.name if plan.bodies is not None else ""
+        bodies = plan.bodies
+        name = "" if bodies is None else bodies.name
         self.report(name)
         with Senders([plan]) as senders:
             senders.go()
             meanwhile()
             (outcome,) = senders.outcomes()
         self.phases.append(acknowledged(name, outcome, plan.batch))
-        self.outcomes[name] = outcome
+        if bodies is not None and name in FAULTS:
+            self.under_faults.append((bodies, outcome.asked * plan.batch))
         return outcome
 
 

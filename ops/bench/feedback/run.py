@@ -1,26 +1,60 @@
-"""Runs `rollwire bench feedback`: a stack of its own in a temporary folder, all phases, the ledger, attribution."""
+"""Runs `rollwire bench feedback`: a stack of its own in a temporary folder, all phases, the ledger, attribution.
+
+feedback.single_ratio      singles acknowledged by the broker, over the same requests answered with an empty 204 by the same
+                           server: closed loops, each at its best number of connections
+feedback.single_per_s      these rates
+feedback.batch_ratio       events in NDJSON batches of 500, over a bare producer of the same records (`bare.py`)
+feedback.batch_per_s       these rates
+feedback.p50_ms, .p99_ms, .p999_ms, .max_ms   singles at half the maximum, open loop, from the planned time to the 2xx
+feedback.late_sends        of them, sent 5 ms or more after the planned time
+feedback.<fault>.asked, .p50_ms, .p99_ms, .max_ms, .tries_again, .given_up   the same under a fault:
+    burst                  from a fifth of the maximum to ten times that for 60 s, and back
+    broker                 the broker stands still for 10 s
+    redis                  Redis is killed, and started again
+    kill                   the gateway is killed, and started again (`.start_s` later)
+feedback.lost              answered with a 2xx and not in the topic, or not behind the stream's repeat check
+feedback.repeated          there twice behind it; its baseline is how many distinct events there are
+feedback.records_again     records of the topic beyond an event's first: retries whose first try was written after all
+feedback.ledger_gap        largest |received - accepted - refused - shed - pending| of any look at the gateway's counters, twice
+                           a second through all faults; and whatever it answered with a 2xx and did not count
+feedback.stop_s            SIGTERM to the gateway's end
+attribution.ratio          events a second of one worker, over a Faust agent with one table write an event (`faust_table.py`)
+attribution.catchup        events a second after it was stopped for 60 s, over the rate at which they arrive meanwhile
+attribution.start_s        its start to its first commit
+"""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from rollwire.ops.bench.feedback import phases
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rollwire.ops.bench.feedback import attribution, phases
+from rollwire.ops.bench.feedback.attribution import Worker
 from rollwire.ops.bench.feedback.counters import Watch, parse_counters
-from rollwire.ops.bench.feedback.ledger import count_topic
+from rollwire.ops.bench.feedback.effects import EffectsOf
+from rollwire.ops.bench.feedback.faust_table import run_table
+from rollwire.ops.bench.feedback.ledger import TOPIC, count_topic
 from rollwire.ops.bench.feedback.server import ServerProcess
+from rollwire.ops.bench.feedback.stub_server import self_test
 from rollwire.ops.bench.feedback.traffic import TENANT
+from rollwire.ops.bench.streams_faust import FaustWorker
 from rollwire.ops.figures import Figure
-from rollwire.ops.stack import StackInfo
+from rollwire.ops.stack import StackInfo, running_stack
 from rollwire.ops.stores import stack_store
 from rollwire.ops.topics import apply_topics
 from rollwire.producers.gateway.key_store import KeysConfig, change_table, new_secret
 from rollwire.producers.gateway.keys import NewKey, add_key, shown
-from rollwire.schemas.errors import LogError
+from rollwire.schemas.catalogue import TOPICS
+from rollwire.schemas.errors import DeadlineExceeded, LogError
+from rollwire.streams.attribution.config import GROUP
 from rollwire.streams.seams.log_kafka import KafkaLog
 
 Part = Literal["all", "gateway", "attribution"]
@@ -65,6 +99,65 @@ def new_key(stack: StackInfo) -> str:
     return shown(key_id, secret, publishable=False)
 
 
+def workers(stack: StackInfo, folder: Path) -> tuple[Worker, Worker]:
+    """Attribution as `rollwire attribute` runs it, and the agent that it is measured against."""
+
+    @contextmanager
+    def ours(prefix: str) -> Iterator[Callable[[], None]]:
+        command = (*_ROLLWIRE, "attribute", "--dir", str(stack.dir), "--prefix", prefix)
+        server = ServerProcess(command, folder / "attribute.log", "/status")
+        server.start()
+        try:
+            yield server.check
+        finally:
+            server.kill()
+
+    @contextmanager
+    def table(prefix: str) -> Iterator[Callable[[], None]]:
+        with FaustWorker(stack.bootstrap, prefix, TOPICS[TOPIC].partitions, run_table) as worker:
+            yield worker.check
+
+    return (
+        Worker("attribution", ours, lambda prefix: f"{prefix}{GROUP}"),
+        Worker("table", table, lambda prefix: f"{prefix}faust"),
+    )
+
+
+def run_feedback(*, quick: bool, part: Part) -> list[Figure]:
+    """The figures of the gateway, of attribution, or both. Raises `DeadlineExceeded` where the generator's self-test fails."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    sizes, chosen = (phases.QUICK, attribution.QUICK) if quick else (phases.FULL, attribution.FULL)
+    steps = (part != "attribution") * (phases.steps(sizes) + 2) + (part != "gateway") * (
+        2 * chosen.rounds + 1
+    )
+    figures: list[Figure] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="rollwire-bench-") as name,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
+        line = progress.add_task("starting a stack", total=steps)
+
+        def report(word: str) -> None:
+            progress.update(line, description=word, advance=1)
+
+        folder = Path(name)
+        with running_stack(folder / "stack") as stack:
+            if part != "attribution":
+                report("trying the load generator on a server that stands still")
+                seen = self_test()
+                if not seen.honest:
+                    raise DeadlineExceeded(
+                        f"the load generator saw {seen.slow} slow asks and a maximum of {seen.max_ms:.0f} ms of a server "
+                        f"that stood still for {seen.stopped_s:g} s: this machine is too busy to measure latency"
+                    )
+                figures += gateway_figures(stack, folder, sizes, report)
+            if part != "gateway":
+                ours, table = workers(stack, folder)
+                bench = attribution.Bench(stack.bootstrap, report)
+                figures += attribution.attribution_figures(bench, ours, table, chosen)
+    return figures
+
+
 def gateway_figures(
     stack: StackInfo, folder: Path, sizes: phases.Sizes, report: Callable[[str], None], prefix: str = PREFIX
 ) -> list[Figure]:
@@ -92,7 +185,11 @@ def gateway_figures(
         after = parse_counters(gateway.get("/metrics"))
         stop_s = gateway.stop()
     report("adding up the ledger")
-    ledger = count_topic(KafkaLog(stack.bootstrap, prefix, client_id="bench"), load.phases)
+    log = KafkaLog(stack.bootstrap, prefix, client_id="bench")
+    stream = EffectsOf(load.under_faults, log.partitions(TOPIC))
+    ledger = count_topic(log, load.phases, stream.take)
+    effects = stream.effects()
+    under_faults = sum(ledger.found[bodies.name] for bodies, _ in load.under_faults)
     if not watch.seen:
         raise LogError("the gateway's counters were never read")
     # What it counted as accepted, against what it was seen to answer; after the kill it counted anew.
@@ -100,7 +197,13 @@ def gateway_figures(
     return [
         *figures,
         Figure(name="feedback.stop_s", value=stop_s, unit="s"),
-        Figure(name="feedback.lost", value=ledger.lost + ledger.unasked, unit="events"),
+        # An event that the stream's own check lost is lost as well.
+        Figure(
+            name="feedback.lost",
+            value=ledger.lost + ledger.unasked + abs(under_faults - effects.events) + effects.refused,
+            unit="events",
+        ),
+        Figure(name="feedback.repeated", value=effects.repeated, unit="events", baseline=effects.events),
         Figure(name="feedback.events", value=ledger.distinct, unit="events"),
         Figure(name="feedback.records_again", value=ledger.again, unit="records"),
         Figure(

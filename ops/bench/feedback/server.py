@@ -55,6 +55,12 @@ class ServerProcess:
         with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=_ASK_S) as answer:
             return str(answer.read(), "utf-8")
 
+    def check(self) -> None:
+        """Raises `DeadlineExceeded` where it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            said = self._log.read_text(errors="replace")[-2_000:]
+            raise DeadlineExceeded(f"{' '.join(self._command)} ended: {said}")
+
     def kill(self) -> None:
         """kill -9."""
         if self._process is not None:

@@ -48,6 +48,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("simulate", "rollwire.ops.commands.simulate:simulate", "Run the processors in memory under seeded faults; check the laws.", RUN),
     Command("gateway", "rollwire.ops.commands.gateway:gateway", "Take user feedback over HTTP into the log.", RUN),
     Command("gateway-keys", "rollwire.ops.commands.gateway_keys:app", "Make, show, rotate and revoke the API keys of feedback gateways.", RUN),
+    Command("feedback", "rollwire.ops.commands.feedback:app", "Send user feedback to a gateway.", RUN),
     Command("attribute", "rollwire.ops.commands.attribute:attribute", "Join feedback to live answers, one reward each, by rules.", RUN),
     Command("fetch", "rollwire.ops.commands.stack:fetch", "Fetch the jars that `up` needs, once.", STACK),
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),

@@ -14,7 +14,7 @@ from rollwire.producers.feedback.answers import Answer
 from rollwire.producers.feedback.core import Core
 from rollwire.producers.feedback.delivery import FeedbackCounts, OnRefused, Post, warn
 from rollwire.producers.feedback.event import Value, When
-from rollwire.schemas.errors import FeedbackError, RollwireError
+from rollwire.schemas.errors import DeadlineExceeded, FeedbackError, GatewayRefused, RollwireError
 
 if TYPE_CHECKING:
     import httpx
@@ -119,11 +119,12 @@ class AsyncFeedbackClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = await self._close(5.0)
+        # Who was just told that the gateway is away is not kept waiting once more.
+        lost = await self._close(0.0 if isinstance(error, DeadlineExceeded | GatewayRefused) else 5.0)
         if lost is not None and error is None:
             raise lost
         if lost is not None:
-            warn("feedback_lost", error=str(lost))
+            warn(str(lost))
 
     def _start(self) -> None:
         if self._task is None:

@@ -15,7 +15,7 @@ from rollwire.producers.feedback.answers import Answer
 from rollwire.producers.feedback.core import Core
 from rollwire.producers.feedback.delivery import FeedbackCounts, OnRefused, Post, warn
 from rollwire.producers.feedback.event import Value, When
-from rollwire.schemas.errors import FeedbackError, RollwireError
+from rollwire.schemas.errors import DeadlineExceeded, FeedbackError, GatewayRefused, RollwireError
 
 if TYPE_CHECKING:
     import httpx
@@ -40,7 +40,7 @@ class FeedbackClient:
     url
         The gateway's address, as https://feedback.example.com; by default $ROLLWIRE_FEEDBACK_URL.
     key
-        An API key with the scope feedback:write; by default $ROLLWIRE_FEEDBACK_KEY.
+        An API key with the scope feedback:write; by default $ROLLWIRE_FEEDBACK_KEY. A gateway on this machine may need none.
     spool
         A folder on a local disk, which processes may share. Made if need be. None: memory.
     on_refused
@@ -163,11 +163,12 @@ class FeedbackClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = self._close(5.0)
+        # Who was just told that the gateway is away is not kept waiting once more.
+        lost = self._close(0.0 if isinstance(error, DeadlineExceeded | GatewayRefused) else 5.0)
         if lost is not None and error is None:
             raise lost
         if lost is not None:
-            warn("feedback_lost", error=str(lost))
+            warn(str(lost))
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
@@ -223,7 +224,7 @@ class FeedbackClient:
             # A request that is under way is given up when its own time is over; the thread holds nothing that waits.
             self._thread.join(max(0.1, deadline - time.monotonic()))
             if self._thread.is_alive():
-                warn("feedback_request_under_way", timeout_s=timeout_s)
+                warn(f"a request is still under way after {timeout_s:g} s: its events are sent again")
         _open_clients.discard(self)
         return self._core.close()
 
@@ -248,7 +249,7 @@ class FeedbackClient:
                         if wakes == self._wakes:
                             self._changed.wait(wait_s)
         except Exception as error:  # noqa: BLE001  a thread's edge: who flushes must learn that nothing is sent any more
-            warn("feedback_sender_ended", error=repr(error))
+            warn(f"feedback is no longer sent: {error!r}")
             with self._changed:
                 self._broken = error
                 self._changed.notify_all()
@@ -276,7 +277,7 @@ class FeedbackClient:
 def _close_all() -> None:
     for client in list(_open_clients):
         if (lost := client._close(_EXIT_S)) is not None:
-            warn("feedback_lost", error=str(lost))
+            warn(str(lost))
 
 
 def _after_fork() -> None:

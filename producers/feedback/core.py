@@ -20,6 +20,7 @@ URL_VARIABLE: Final = "ROLLWIRE_FEEDBACK_URL"
 KEY_VARIABLE: Final = "ROLLWIRE_FEEDBACK_KEY"
 PATH: Final = "/v1/feedback"
 
+_HERE: Final = ("127.0.0.1", "::1", "localhost")
 _ADOPT_S: Final = 15.0  # how often is looked for what other processes left
 _IDLE_S: Final = 60.0
 
@@ -55,7 +56,7 @@ class Core:
     ) -> None:
         """Raises `ConfigError`, for a folder that cannot be written too."""
         self.url = _address(url or environment.get(URL_VARIABLE))
-        self.headers = {"authorization": f"Bearer {_key(key or environment.get(KEY_VARIABLE))}"}
+        self.headers = _headers(key or environment.get(KEY_VARIABLE), self.url)
         for name, given, least in (("max_bytes", max_bytes, 128 * 1024), ("batch", batch, 1)):
             if given < least:
                 raise ConfigError(f"{name}={given} is below {least}")
@@ -197,23 +198,24 @@ class Core:
         if pending <= 0:
             return None
         if self.spooled:
-            warn("feedback_stays_in_spool", events=pending, why=trouble)
+            warn(f"{_events(pending)} in the spool for the next start: {trouble or 'there was no time'}")
             return None
         return FeedbackError(
-            f"{pending} events were not acknowledged and are lost: {trouble or 'there was no time'}. "
-            "With `spool=<folder>` they would wait for the next start"
+            f"{'1 event is' if pending == 1 else f'{pending} events are'} lost, not acknowledged: "
+            f"{trouble or 'there was no time'}. With a spool (a folder) they would wait for the next start"
         )
 
     def _fate(self) -> str:
         pending = self.counts().pending
         where = "in the spool" if self.spooled else "in memory"
-        return f"{pending} {'event waits' if pending == 1 else 'events wait'} {where} and will be sent again"
+        return f"{_events(pending)} {where} and will be sent again"
 
     def _tell(self) -> None:
         """A trouble is told once, not at every retry."""
         courier = self.delivery.courier
         if courier.trouble and courier.trouble != self._told:
-            warn("feedback_waits", why=courier.trouble, pending=self.counts().pending, spooled=self.spooled)
+            where = "in the spool" if self.spooled else "in memory"
+            warn(f"{_events(self.counts().pending)} {where}: {courier.trouble}")
         self._told = courier.trouble
 
     def _adopt_in(self, now: float) -> float:
@@ -228,6 +230,10 @@ class Core:
         return max(0.0, min(self._adopt_in(now), self._sync_in(now)))
 
 
+def _events(count: int) -> str:
+    return "1 event waits" if count == 1 else f"{count} events wait"
+
+
 def _address(url: str | None) -> str:
     if not url:
         raise ConfigError(
@@ -239,9 +245,11 @@ def _address(url: str | None) -> str:
     return url.rstrip("/").removesuffix(PATH) + PATH
 
 
-def _key(key: str | None) -> str:
+def _headers(key: str | None, address: str) -> dict[str, str]:
     if not key:
+        if urlsplit(address).hostname in _HERE:  # as `rollwire gateway --open`
+            return {}
         raise ConfigError(f"no API key: give key=, or set {KEY_VARIABLE}")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError("the API key has blanks or odd characters: was it cut or quoted?")
-    return key
+    return {"authorization": f"Bearer {key}"}

@@ -89,7 +89,7 @@ class Delivery:
         if self._taken is not None:
             self._damaged += self._taken.damaged
             if self._taken.damaged:
-                warn("feedback_spool_damaged", lines=self._taken.damaged)
+                warn(f"{self._taken.damaged} lines of the spool are damaged: their file is kept as *.damaged")
             self._waiting.settle(self._taken)
             self._taken = None
 
@@ -112,12 +112,13 @@ class Delivery:
             event: dict[str, object] = json.loads(line)
             refused = RefusedFeedback(str(event["feedback_id"]), word.code, word.field, word.detail, event)
             if self._on_refused is None:
-                warn("feedback_refused", **{k: v for k, v in refused._asdict().items() if k != "event"})
+                where = f" in {word.field}" if word.field else ""
+                warn(f"the gateway refused {refused.feedback_id}: {word.code}{where}: {word.detail}")
                 continue
             try:
                 self._on_refused(refused)
             except Exception as error:  # noqa: BLE001  the caller's code: what it does must not end the sending
-                warn("on_refused_failed", error=repr(error), feedback_id=refused.feedback_id)
+                warn(f"on_refused failed for {refused.feedback_id}: {error!r}")
 
 
 def make_post(lines: Sequence[bytes]) -> Post:
@@ -131,10 +132,8 @@ def make_post(lines: Sequence[bytes]) -> Post:
     return Post(body, headers)
 
 
-def warn(event: str, **said: object) -> None:
+def warn(message: str) -> None:
     """By the standard library's logging, not structlog: this runs in other people's processes, whose logs they set up."""
     import logging
 
-    logging.getLogger("rollwire.feedback").warning(
-        "%s %s", event, " ".join(f"{k}={v}" for k, v in said.items())
-    )
+    logging.getLogger("rollwire.feedback").warning(message)

@@ -331,3 +331,61 @@ def test_a_page_of_another_origin_may_not_and_keeps_what_it_has(
         browser.run("(() => { try { other.send({signal: 'thumb'}) } catch (e) { return e.name } })()")
         == "TypeError"
     )
+
+
+def test_a_shell_sends_and_says_what_became_of_it(gateway: Gateway, rollout: str, tmp_path: Path) -> None:
+    key = gateway.key()
+    known = {"ROLLWIRE_FEEDBACK_URL": gateway.url, "ROLLWIRE_FEEDBACK_KEY": key}
+
+    def send(*words: str, code: int = 0, **more: str) -> tuple[str, str]:
+        done = rollwire("feedback", "send", *words, code=code, **(known | more))
+        return done.stdout, done.stderr
+
+    # A gateway learns of a new key within seconds; until then it is turned away, and that is said.
+    made: list[str] = []
+
+    def first() -> bool:
+        done = subprocess.run(
+            [ROLLWIRE, "feedback", "send", rollout, "thumb", "-1"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=os.environ | known,
+        )
+        made.append(done.stdout.strip())
+        assert done.returncode == 0 or "401 key_unknown" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    until(first, "a key that the gateway knows")
+    (event,) = gateway.events(rollout)
+    assert (event.feedback_id, event.value, event.tenant) == (made[-1], -1.0, "acme")
+
+    said = send(rollout, "thumbs", "1", "--id", "typo", code=1)[1]
+    assert "refused typo: unknown_signal in signal: signal 'thumbs'" in said
+    assert "did you mean 'thumb'" in said
+
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        f"""{{"rollout_id": "{rollout}", "signal": "accept", "value": true, "feedback_id": "a"}}
+
+        {{"rollout_id": "{rollout}", "signal": "rating", "value": 0.5, "feedback_id": "b", "happened_at": "{event_time()}"}}
+        """
+    )
+    printed, said = send("--lines", str(lines))
+    assert printed.split() == ["a", "b"]
+    assert "2 accepted, 0 refused" in said
+
+    spool = tmp_path / "spool"
+    away = send(
+        rollout, "thumb", "1", "--id", "later", "--spool", str(spool), "--timeout", "0.5",
+        code=1, ROLLWIRE_FEEDBACK_URL="http://127.0.0.1:9",
+    )[1]  # fmt: skip
+    assert "1 event waits in the spool" in away
+    assert "1 accepted" in rollwire("feedback", "flush", "--spool", str(spool), code=0, **known).stderr
+    assert {"a", "b", "later", made[-1]} <= {event.feedback_id for event in gateway.events(rollout)}
+    assert list(spool.iterdir()) == []
+
+
+def event_time() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -261,7 +261,7 @@ def test_what_would_be_lost_is_said(make: Callable[..., Any], gateway: Gateway) 
     gateway.down = 503
     client = make()
     client.send(ROLLOUT, "thumb", 1)
-    with pytest.raises(FeedbackError, match=r"1 events were not acknowledged and are lost.*spool"):
+    with pytest.raises(FeedbackError, match=r"1 event is lost, not acknowledged.*spool"):
         client.close(0.3)
 
 

@@ -10,6 +10,8 @@ export PYTHONSAFEPATH := 1
 export OMP_NUM_THREADS := 1
 
 BIN := .venv/bin
+# A file's tests stay together, since they share what they make; every process imports torch, so there are few.
+SHARED := -n auto --maxprocesses=4 --dist=loadfile
 ARGS ?=
 
 .PHONY: help setup demo test check static fuzz clean
@@ -25,12 +27,14 @@ demo: setup  ## Train a small policy live, from rollout to served weights: make 
 	@$(BIN)/rollwire demo $(ARGS)
 
 test: setup static  ## All checks and all tests, those on the real broker, S3 server and Redis included
-	@echo "== tests, all"
-	@$(BIN)/pytest --durations=25 --durations-min=5
+	@echo "== tests, fast ones, shared out among the cores"
+	@$(BIN)/pytest -m "not system" $(SHARED)
+	@echo "== tests, on the real services, one after the other"
+	@$(BIN)/pytest -m system --durations=25 --durations-min=5
 
 check: setup static  ## All checks and the fast tests (no servers)
 	@echo "== tests, fast ones"
-	@$(BIN)/pytest -m "not system"
+	@$(BIN)/pytest -m "not system" $(SHARED)
 
 static:
 	@echo "== format (ruff)";        $(BIN)/ruff format --check --quiet .

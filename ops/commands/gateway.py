@@ -23,6 +23,7 @@ def gateway(
     open: Annotated[bool, Parameter(negative=())] = False,
     tenant: str = "default",
     origin: tuple[str, ...] = (),
+    deadline_s: float = 10.0,
     redis: str | None = None,
     bucket: str | None = None,
     prefix: str = DEFAULT_PREFIX,
@@ -52,6 +53,8 @@ def gateway(
         With --open: whose feedback it is.
     origin
         With --open: a page that may call it; may be given several times.
+    deadline_s
+        Seconds from a whole request to its answer; what the broker has not acknowledged by then is answered 503.
     redis
         URL of the Redis for quotas and repeats; by default the stack's. It may be away.
     bucket
@@ -77,6 +80,7 @@ def gateway(
         "open_to_all": open,
         "tenant": tenant,
         "origins": origin,
+        "deadline_s": deadline_s,
         "rules": rules,
     }
     try:

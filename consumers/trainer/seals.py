@@ -9,6 +9,8 @@ same ones, and gives the same bits; one that leaves out more cannot.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -17,13 +19,19 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from rollwire.kernels.seal import open_sealed, place_of
 from rollwire.schemas.errors import ConfigError, Erased, SealInvalid
 from rollwire.schemas.records import Microbatch, PackedBatch
 from rollwire.streams.seams.keys import KeyStore
-from rollwire.streams.seams.sealing import OpenKeys, open_field
+from rollwire.streams.seams.sealing import OpenKeys
 
 _log = structlog.get_logger()
 _TOKEN_BYTES: Final = 4  # u4, in the clear and sealed
+_FEW: Final = 4  # keys that no threads are started for
+_AT_ONCE: Final = 16
+
+DataKeys = Mapping[tuple[str, int], bytes | None]
+"""By person and generation; None = erased."""
 
 
 class Opened(NamedTuple):
@@ -55,7 +63,8 @@ class SealOpener:
 
 def open_batch(batch: PackedBatch, keys: KeyStore) -> Opened:
     """The plan in the clear. Errors as `SealOpener.opened`."""
-    micros = [_open_microbatch(micro, keys) for micro in batch.microbatches]
+    data_keys = _data_keys(batch, keys)
+    micros = [_open_microbatch(micro, data_keys) for micro in batch.microbatches]
     left_out = sum(
         len(before.rollout_ids) - len(after.rollout_ids)
         for before, after in zip(batch.microbatches, micros, strict=True)
@@ -64,7 +73,24 @@ def open_batch(batch: PackedBatch, keys: KeyStore) -> Opened:
     return Opened(msgspec.structs.replace(batch, microbatches=tuple(micros)), sealed, left_out)
 
 
-def _open_microbatch(micro: Microbatch, keys: KeyStore) -> Microbatch:
+def _data_keys(batch: PackedBatch, keys: KeyStore) -> DataKeys:
+    """Of everybody in the plan, several at a time: each may cost a call to a store."""
+    seals = (seal for micro in batch.microbatches for seal in micro.seals if seal is not None)
+    wanted = list(dict.fromkeys((seal.subject, seal.key) for seal in seals))
+
+    def fetched(who: tuple[str, int]) -> bytes | None:
+        try:
+            return keys.key_of(*who)
+        except Erased:
+            return None
+
+    if len(wanted) <= _FEW:
+        return dict(zip(wanted, map(fetched, wanted), strict=True))
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="data-keys") as pool:
+        return dict(zip(wanted, pool.map(fetched, wanted), strict=True))
+
+
+def _open_microbatch(micro: Microbatch, data_keys: DataKeys) -> Microbatch:
     if not micro.seals:
         return micro
     cu_seqlens = np.frombuffer(micro.cu_seqlens, "<i4")
@@ -75,11 +101,14 @@ def _open_microbatch(micro: Microbatch, keys: KeyStore) -> Microbatch:
         if seal is None:
             tokens.append(held)
             continue
-        try:
-            tokens.append(open_field(keys, seal, rollout_id, "token_ids", held))
-        except Erased:
+        key = data_keys[seal.subject, seal.key]
+        if key is None:
             _log.info("trainer.erased", rollout=rollout_id, subject=seal.subject, generation=seal.key)
             tokens.append(None)
+            continue
+        place = place_of(rollout_id, "token_ids")
+        try:
+            tokens.append(open_sealed(key, held, nonce=seal.nonce, tag=seal.tag, aad=place))
         except SealInvalid as error:
             _log.error("trainer.seal_invalid", rollout=rollout_id, subject=seal.subject, error=str(error))
             tokens.append(None)

@@ -36,7 +36,7 @@ POLICY = PolicyConfig(
     moe_intermediate_size=16,
 )  # fmt: skip
 SPEC = Rehearsal(POLICY, LINEAGE, sequences=8)
-CONFIG = TrainerConfig(checkpoint_every=2, routing_replay=False)
+CONFIG = TrainerConfig(checkpoint_every=2, routing_replay=False, threads=1)
 EVERYBODY = frozenset(range(SPEC.sequences))
 
 
@@ -238,8 +238,7 @@ def test_the_policy_learns_the_same_bits_from_sealed_tokens_and_goes_on_without_
 
     plain = digests(None)
     assert digests(MemoryKeys()) == plain
-    some, some_again = digests(MemoryKeys(), {1, 6}), digests(MemoryKeys(), {1, 6})
-    assert some == some_again
+    some = digests(MemoryKeys(), {1, 6})
     assert some[1] == [2, 2]
     assert some[0][1:] != plain[0][1:]
     assert digests(MemoryKeys(), EVERYBODY)[1] == [8, 8]

@@ -27,7 +27,7 @@ from rollwire.schemas.errors import DeadlineExceeded
 
 PATH: Final = "/v1/feedback"
 BATCH: Final = 500
-FAULTS: Final = ("burst", "broker", "redis", "kill")
+FAULTS: Final = ("burst", "flood", "broker", "redis", "kill")
 
 
 class Sizes(NamedTuple):
@@ -42,12 +42,13 @@ class Sizes(NamedTuple):
     steady_s: float
     burst_s: float
     around_burst_s: float  # at a tenth of its rate, before and after it
+    flood_s: float
     fault_s: float  # before and after each fault
     broker_pause_s: float
 
 
-FULL: Final = Sizes((64, 256), (4, 8), 2, 4.0, 5.0, 100_000, 30.0, 60.0, 5.0, 5.0, 10.0)
-QUICK: Final = Sizes((64,), (4,), 1, 1.0, 1.0, 10_000, 3.0, 2.0, 1.0, 1.0, 2.0)
+FULL: Final = Sizes((64, 256), (4, 8), 2, 4.0, 3.0, 100_000, 30.0, 60.0, 5.0, 3.0, 5.0, 10.0)
+QUICK: Final = Sizes((64,), (4,), 1, 1.0, 1.0, 10_000, 3.0, 2.0, 1.0, 1.0, 1.0, 2.0)
 
 
 def steps(sizes: Sizes) -> int:
@@ -60,7 +61,8 @@ def steps(sizes: Sizes) -> int:
 _STEADY: Final = 256
 _CROWD: Final = 1_024
 _ANSWER_S: Final = 15.0
-_BURST_PATIENCE_S: Final = 20.0
+_BURST_SHARE: Final = 8  # ten times the maximum over this is a quarter more than it can take
+_FLOOD: Final = 3  # times what it takes in batches
 _FAULT_SHARE: Final = 0.2  # of the maximum
 
 
@@ -137,8 +139,8 @@ def single_figures(load: Load, empty: ServerProcess, sizes: Sizes) -> tuple[list
     ], best
 
 
-def batch_figures(load: Load, bootstrap: str, bare_prefix: str, sizes: Sizes) -> list[Figure]:
-    """Batches of `BATCH` against a bare producer of the same records."""
+def batch_figures(load: Load, bootstrap: str, bare_prefix: str, sizes: Sizes) -> tuple[list[Figure], float]:
+    """Batches of `BATCH` against a bare producer of the same records; and the maximum, events a second."""
     load.report("bare producer")
     bodies = Bodies("bare", time.time_ns() // 1_000)
     bare = bare_rates(bootstrap, bare_prefix, bodies, sizes.bare_events, sizes.rounds + 1)
@@ -154,7 +156,7 @@ def batch_figures(load: Load, bootstrap: str, bare_prefix: str, sizes: Sizes) ->
     return [
         Figure(name="feedback.batch_ratio", value=best / baseline, unit="x"),
         Figure(name="feedback.batch_per_s", value=best, unit="1/s", baseline=baseline),
-    ]
+    ], best
 
 
 def steady_figures(load: Load, maximum: float, sizes: Sizes) -> list[Figure]:
@@ -172,15 +174,31 @@ def steady_figures(load: Load, maximum: float, sizes: Sizes) -> list[Figure]:
 
 
 def burst_figures(load: Load, maximum: float, sizes: Sizes) -> list[Figure]:
-    """From a fifth of the maximum to ten times that, and back: twice what it can take, so that it must shed or be late."""
-    base = maximum / 5
+    """From an eighth of the maximum to ten times that, and back: a quarter more than it can take, so that a queue grows for as
+    long as the burst lasts, and is gone again soon after."""
+    base = maximum / _BURST_SHARE
     rates = (
         Rate(base, sizes.around_burst_s),
         Rate(10 * base, sizes.burst_s),
         Rate(base, sizes.around_burst_s),
     )
-    outcome = load.run(load.plan("burst", rates, _CROWD, patience_s=_BURST_PATIENCE_S))
-    return [*_fault_figures("burst", outcome), _per_s("burst", outcome)]
+    outcome = load.run(load.plan("burst", rates, _CROWD))
+    return [
+        *_fault_figures("burst", outcome),
+        Figure(name="feedback.burst.per_s", value=outcome.per_s, unit="1/s"),
+    ]
+
+
+def flood_figures(load: Load, maximum: float, sizes: Sizes) -> list[Figure]:
+    """Batches, `_FLOOD` times as many as it takes (`maximum` events a second): more than its queue holds, so that it sheds."""
+    rate = Rate(_FLOOD * maximum / BATCH, sizes.flood_s)
+    asks = round(rate.per_s * rate.seconds)
+    outcome = load.run(load.plan("flood", (rate,), _STEADY, BATCH, prepared=asks))
+    shed = sum(count for status, count in outcome.statuses.items() if status in (429, 503))
+    return [
+        *_fault_figures("flood", outcome),
+        Figure(name="feedback.flood.shed", value=shed, unit="asks"),
+    ]
 
 
 def broker_figures(load: Load, stack: StackInfo, maximum: float, sizes: Sizes) -> list[Figure]:
@@ -246,10 +264,6 @@ def _fault_figures(name: str, outcome: Outcome) -> list[Figure]:
         Figure(name=f"{prefix}.tries_again", value=outcome.tries - outcome.asked, unit="asks"),
         Figure(name=f"{prefix}.given_up", value=outcome.given_up, unit="asks"),
     ]
-
-
-def _per_s(name: str, outcome: Outcome) -> Figure:
-    return Figure(name=f"feedback.{name}.per_s", value=outcome.per_s, unit="1/s")
 
 
 def _best(rates: dict[int, list[float]]) -> float:

@@ -173,10 +173,12 @@ def gateway_figures(
         with empty_server(folder) as empty:
             found, maximum = phases.single_figures(load, empty, sizes)
         figures += found
-        figures += phases.batch_figures(load, stack.bootstrap, bare_prefix, sizes)
+        found, batches = phases.batch_figures(load, stack.bootstrap, bare_prefix, sizes)
+        figures += found
         with Watch(lambda: gateway.get("/metrics")) as watch:
             figures += phases.steady_figures(load, maximum, sizes)
             figures += phases.burst_figures(load, maximum, sizes)
+            figures += phases.flood_figures(load, batches, sizes)
             figures += phases.broker_figures(load, stack, maximum, sizes)
             figures += phases.redis_figures(load, stack, maximum, sizes)
             before = parse_counters(gateway.get("/metrics"))

@@ -110,12 +110,20 @@ def _whole(items: Sequence[Any], body: bytes) -> bool:
     return b"\\" not in body and body.count(b'"') == sum(map(_marks, items))
 
 
-def count_bound(body: bytes) -> int:
-    """How many elements a JSON array may have at most, without parsing it: the separators outside of strings."""
-    if body.count(b",") < 1_000:
-        return body.count(b",") + 1
-    outside = _STRING.sub(b"", body)
-    return outside.count(b"{") if outside.count(b"{") * 9 >= outside.count(b",") else outside.count(b",") + 1
+def may_be(body: bytes, events: int) -> bool:
+    """Whether a JSON array can be of so many well-formed events, found without parsing it and before anything large is held.
+    An event has eight members at most: eight commas with the one behind it, sixteen strings."""
+    commas, strings = 8 * events, 16 * events
+    if body.count(b",") <= commas:
+        return True
+    at = 0
+    for found in _STRING.finditer(body):
+        commas -= body.count(b",", at, found.start())
+        strings -= 1
+        at = found.end()
+        if commas < 0 or strings < 0:
+            return False
+    return body.count(b",", at) <= commas
 
 
 def refusal_of(error: Exception, raw: bytes, field: str) -> Refusal:

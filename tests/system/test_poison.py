@@ -33,7 +33,9 @@ from rollwire.ops.chaos.poison.inputs import (
     JSON,
     LINES,
     MIB,
+    OTEL_PATH,
     clocks_and_ids,
+    evaluations,
     event,
     numbers,
     raw,
@@ -240,6 +242,15 @@ def test_c70_c71_c72_c74_c76_c79_poison_at_the_gateway(gateway: Running) -> None
             if good.status != 200:
                 wrong.append(f"after {poison.name}: {good}")
             slowest = max(slowest, good.seconds)
+        for poison in evaluations(rollout, round(now_s * 1e9)):
+            answer = post(gateway.url, poison.body, poison.headers | auth, path=OTEL_PATH)
+            told = answer.json.get("partialSuccess", {}).get("errorMessage") or answer.json.get("message", "")
+            if (
+                answer.status != poison.status
+                or not told.startswith(poison.code)
+                or bool(told) != bool(poison.code)
+            ):
+                wrong.append(f"an evaluation, {poison.name}: {answer}")
         wrong += batches_and_ends(gateway, send, rollout, auth)
         wrong += repeats(gateway, send, rollout)
     grown_mib = gateway.peak_mib() - before_mib

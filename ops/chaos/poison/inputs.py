@@ -147,6 +147,9 @@ def shapes(rollout: str) -> list[Poison]:
         ),
         Poison("a batch over its limit", lines * 5_001, 413, "too_many", headers=LINES),
         Poison("an array over its limit", b"[" + b"1," * 5_001 + b"1]", 413, "too_many"),
+        Poison("an array of a million strings", b"[" + b'"",' * MIB + b'""]', 413, "too_many"),
+        # Each of its marks could begin a string that never ends.
+        Poison("an array of marks", b"[" + b"," * 50_000 + b'\\"' * MIB, 413, "too_many"),
         Poison("an empty batch", b"[]", 400, "empty"),
         Poison("gzip", gzip.compress(good), 200, headers=gz),
         Poison("zstd", zstandard.compress(good), 200, headers=zstd),
@@ -181,3 +184,56 @@ def clocks_and_ids(rollout: str, future: str, ancient: str, now_s: float) -> lis
         for when in wrong
     ]
     return [*table, Poison("happened_at now", event(rollout, happened_at=now_s), 200)]
+
+
+OTEL_PATH: Final = "/v1/logs"
+
+
+def evaluations(rollout: str, now_ns: int) -> list[Poison]:
+    """The same facts as OTLP/HTTP logs. Its answers are a `google.rpc.Status`, or 200 with the refused ones counted: `code` is
+    what the message begins with."""
+
+    def record(
+        value: str = '{"doubleValue":0.5}', time: str = f'"{now_ns}"', name: str = "gen_ai.evaluation.result"
+    ) -> bytes:
+        attributes = (
+            '{"key":"gen_ai.evaluation.name","value":{"stringValue":"rating"}},'
+            f'{{"key":"gen_ai.response.id","value":{{"stringValue":"{rollout}"}}}},'
+            f'{{"key":"gen_ai.evaluation.score.value","value":{value}}}'
+        )
+        one = f'{{"timeUnixNano":{time},"eventName":"{name}","attributes":[{attributes}]}}'
+        return f'{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{one}]}}]}}]}}'.encode()
+
+    empties = b",".join([b"{}"] * 100_000)
+    return [
+        Poison("an evaluation", record(), 200),
+        Poison("as a whole number", record('{"intValue":"1"}'), 200),
+        Poison("NaN", record('{"doubleValue":NaN}'), 400, "not_finite"),
+        Poison("1e999", record('{"doubleValue":1e999}'), 400, "not_finite"),
+        Poison("true", record('{"boolValue":true}'), 200, "wrong_type"),
+        Poison("a number as a string", record('{"stringValue":"1"}'), 200, "wrong_type"),
+        Poison("two values", record('{"doubleValue":0.5,"intValue":"1"}'), 200, "wrong_type"),
+        Poison("1_0", record('{"intValue":"1_0"}'), 200, "wrong_type"),
+        Poison("a number of 5,000 digits", record('{"intValue":"%s"}' % ("9" * 5_000)), 200, "wrong_type"),
+        Poison("out of range", record('{"intValue":"10001"}'), 200, "value_out_of_range"),
+        Poison("a time of 400 digits", record(time='"%s"' % ("9" * 400)), 200, "time_invalid"),
+        Poison("a time before 1970", record(time='"-1"'), 200, "time_invalid"),
+        Poison("something else", record(name="exception"), 200, "not_an_evaluation"),
+        Poison("a lone surrogate", record().replace(b"rating", b"\\ud83d"), 400, "malformed"),
+        Poison("nested", b'{"x":' + b"[" * 100_000, 400, "malformed"),
+        Poison("no logs", b"{}", 400, "missing_field"),
+        Poison(
+            "100,000 records",
+            b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[%b]}]}]}' % empties,
+            413,
+            "too_many",
+        ),
+        Poison("a million objects", b'{"resourceLogs":[%b' % (b"{}," * MIB), 413, "too_many"),
+        Poison(
+            "protobuf",
+            b"\x0a\x00",
+            415,
+            "media_type_unknown",
+            headers={"content-type": "application/x-protobuf"},
+        ),
+    ]

@@ -33,6 +33,9 @@ from rollwire.producers.gateway.records import Entry
 
 PATH: Final = "/v1/logs"
 EVENT: Final = "gen_ai.evaluation.result"
+_OBJECTS: Final = (
+    24  # of one log record: itself, and two for each of its attributes; more are held only in a small batch
+)
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _SHOWN: Final = 5  # refused records that the answer's message names
 # google.rpc.Code of an HTTP status, as OTLP's error bodies carry it.
@@ -57,11 +60,11 @@ class _Record(msgspec.Struct, rename="camel", gc=False):
     attributes: list[_Attribute] = []
 
 
-class _ScopeLogs(msgspec.Struct, rename="camel"):
+class _ScopeLogs(msgspec.Struct, rename="camel", gc=False):
     log_records: list[_Record] = []
 
 
-class _ResourceLogs(msgspec.Struct, rename="camel"):
+class _ResourceLogs(msgspec.Struct, rename="camel", gc=False):
     scope_logs: list[_ScopeLogs] = []
 
 
@@ -80,20 +83,24 @@ class OtelDialect:
     def parse(self, body: bytes, media_type: str, max_items: int) -> Said | Refusal:
         if media_type != "application/json":
             return Refusal(415, "media_type_unknown", "OTLP/HTTP as application/json; protobuf is not taken")
-        if body.count(b"{") > 64 * max_items:
-            return Refusal(413, "too_many", f"more than {max_items} log records in one request")
+        objects = body.count(b"{")
+        if objects > _OBJECTS * max_items:
+            return Refusal(413, "too_many", f"{objects} JSON objects in one request")
         try:
             request = _REQUEST.decode(body)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             return refusal_of(error, body, "")
+        records = sum(
+            len(scope.log_records) for resource in request.resource_logs for scope in resource.scope_logs
+        )
+        if records > max_items:
+            return Refusal(413, "too_many", f"{records} log records in one request; the limit is {max_items}")
         items = [
             _item(record, f"resourceLogs[{r}].scopeLogs[{s}].logRecords[{i}]")
             for r, resource in enumerate(request.resource_logs)
             for s, scope in enumerate(resource.scope_logs)
             for i, record in enumerate(scope.log_records)
         ]
-        if len(items) > max_items:
-            return Refusal(413, "too_many", f"more than {max_items} log records in one request")
         return Said(items, True) if items else Refusal(400, "empty", "no log records", "resourceLogs")
 
     def answer(

@@ -9,7 +9,7 @@ from rollwire.producers.gateway import answers
 from rollwire.producers.gateway.access import Refusal
 from rollwire.producers.gateway.commit import Fate
 from rollwire.producers.gateway.dialects.seam import Answer, Said
-from rollwire.producers.gateway.item import count_bound, parse_array, parse_lines, parse_one
+from rollwire.producers.gateway.item import may_be, parse_array, parse_lines, parse_one
 from rollwire.producers.gateway.records import Entry
 
 PATH: Final = "/v1/feedback"
@@ -35,7 +35,10 @@ class RollwireDialect:
                 f"Content-Type {media_type[:80]!r}: send application/json or application/x-ndjson",
             )
         if body[:64].lstrip()[:1] == b"[":
-            return _batch(parse_array(body) if count_bound(body) <= max_items else _too_many(max_items))
+            items = parse_array(body) if may_be(body, max_items) else _too_many(max_items)
+            if not isinstance(items, Refusal) and len(items) > max_items:
+                items = _too_many(max_items)
+            return _batch(items)
         return Said([parse_one(body)], False)
 
     def answer(

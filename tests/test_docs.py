@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ import numpy as np
 import pytest
 
 from rollwire.ops.cli import COMMANDS
+from rollwire.ops.http_server import served
+from rollwire.producers.feedback import FeedbackClient
+from rollwire.producers.gateway.serve import make_app
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.ids import new_group_id, rollout_id
 from rollwire.schemas.records import Reward
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import ManualClock
+from rollwire.streams.seams.keys_memory import MemoryKeys
 from rollwire.streams.seams.log import TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store_memory import MemoryStore
@@ -103,3 +108,17 @@ def test_what_the_trainers_example_publishes_the_followers_example_serves(
     _function(ROOT / "README.md", "train")(log, store, "run", steps)
     _function(ROOT / "README.md", "serve")(log, store, 3)
     assert capsys.readouterr().out == "['bias', 'table']\n"
+
+
+def test_the_feedback_examples_are_taken_by_a_gateway(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MemoryLog({name: spec.partitions for name, spec in TOPICS.items()})
+    answer = rollout_id(new_group_id(time.time_ns() // 1_000, 7), 0)
+    app: Any = make_app(log, MemoryKeys(), b"s" * 32)
+    with served(app, lifespan=True) as at:
+        _function(ROOT / "docs" / "feedback.md", "main")(at.url, "rw_k", str(tmp_path), answer)
+        with FeedbackClient(at.url, key="rw_k") as feedback:
+            _function(ROOT / "README.md", "clicked")(feedback, answer, False, "user-7")
+        assert feedback.counts().accepted == 1
+    assert "accepted=1" in capsys.readouterr().out

@@ -78,10 +78,10 @@ def send(
     happened_at
         When it happened, with its zone (2026-01-31T12:00:00Z); by default now.
     id
-        The idempotency key; by default a new one.
+        The idempotency key; by default a new one. Sent twice, it needs the same --happened-at.
     lines
-        A file of JSON lines with these fields, instead of one event; - is standard input. Lines with a feedback_id may be
-        sent again.
+        A file of JSON lines with these fields, instead of one event; - is standard input. Lines with a feedback_id and
+        happened_at may be sent again.
     spool
         Folder in which it waits where the gateway is away, for the next `send` or `flush`.
     """

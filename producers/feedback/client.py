@@ -122,7 +122,8 @@ class FeedbackClient:
         happened_at
             When it happened: an aware datetime, or seconds since 1970. By default now.
         feedback_id
-            The idempotency key, where you have one (the click's id, say). By default a new UUIDv7.
+            The idempotency key, where you have one (the click's id, say). By default a new UUIDv7. Give `happened_at` with it
+            where you may call twice: the same id with another time is another content, and refused (conflicting_repeat).
 
         Raises `Refused` for what no gateway would take, `SpoolFull` where no more may wait, `FeedbackError` once closed.
         """

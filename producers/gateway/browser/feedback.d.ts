@@ -15,7 +15,7 @@ export interface RollwireFeedback {
   subject?: string;
   /** When it happened; by default now. */
   happened_at?: Date | string;
-  /** The idempotency key; by default a new UUIDv7. */
+  /** The idempotency key; by default a new UUIDv7. Sent twice, it needs the same happened_at. */
   feedback_id?: string;
 }
 

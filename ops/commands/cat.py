@@ -57,7 +57,7 @@ def cat(
     open_seals
         Show sealed content in the clear. Needs the stack's key store and master key.
     """
-    keys = partial(open_keys, read_stack(dir)) if open_seals else None
+    keys = partial(open_keys, read_stack(dir), ttl_s=1.0) if open_seals else None
     query = Query(topic, parse_where(where), key, partition, start, limit, follow)
     with broker(dir, bootstrap, prefix, schema_registry).log("cat") as log:
         try:

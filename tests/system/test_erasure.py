@@ -58,6 +58,7 @@ from rollwire.streams.pack import PackConfig
 from rollwire.streams.pack_cohort import CohortConfig
 from rollwire.streams.run_assemble import run_assemble
 from rollwire.streams.run_pack import run_pack
+from rollwire.streams.seams.cache_redis import RedisCache
 from rollwire.streams.seams.keys import KeyStore
 from rollwire.streams.seams.log import Record
 from rollwire.streams.seams.log_kafka import KafkaLog
@@ -207,7 +208,7 @@ class Flow(NamedTuple):
 
 @pytest.fixture
 def flow(stack: StackInfo, prefix: str, log: KafkaLog, store: S3Store, tmp_path: Path) -> Iterator[Flow]:
-    """Gateway and attribution in processes of their own; assemble, pack and the trainer, up to version 1, in threads."""
+    """Gateway, attribution and monitor in processes of their own; assemble, pack and the trainer, up to version 1, in threads."""
     rules = tmp_path / "rules.toml"
     text = resources.files("rollwire.schemas.rules").joinpath("default.toml").read_text("utf-8")
     for name, seconds in (("window_s", WINDOW_S), ("grace_s", GRACE_S)):
@@ -226,6 +227,9 @@ def flow(stack: StackInfo, prefix: str, log: KafkaLog, store: S3Store, tmp_path:
         opened.callback(_ended, gateway)
         assert gateway.stdout is not None
         opened.callback(gateway.stdout.close)
+        told = (stack.bootstrap, prefix, stack.redis_url)
+        code = f"from rollwire.streams.monitor import run_monitor; run_monitor(*{told!r})"
+        opened.callback(_ended, subprocess.Popen([sys.executable, "-P", "-c", code]))
         made = Flow(stack, prefix, log, store, gateway.stdout.readline().split()[-1])
         cohort = CohortConfig(production_share=1.0, coverage_floor=0.0)
         pack = PackConfig(groups_per_step=ANSWERS, cohort=cohort)
@@ -350,10 +354,12 @@ def test_p8_after_an_erasure_nothing_shows_what_a_person_wrote_or_read(
     text = shown(flow, "user-feedback", keys) + shown(flow, "production-rollouts", keys)
     assert people[ADA].comment in text  # before: whoever has the keys reads it
 
-    report = tmp_path / "erased.json"
-    told = ["erase", "--tenant", TENANT, "--subject", names[ADA], "--yes", "--json", str(report)]
-    told += ["--dir", str(stack.dir), "--prefix", flow.prefix]
-    assert cli.run(told) == 0
+    meant = ["--tenant", TENANT, "--subject", names[ADA], "--dir", str(stack.dir), "--prefix", flow.prefix]
+    given, report = tmp_path / "ada.json", tmp_path / "erased.json"
+    assert cli.run(["subject", "export", "--out", str(given), *meant]) == 0
+    assert people[ADA].comment in given.read_text()
+    assert people[BOB].comment not in given.read_text()
+    assert cli.run(["erase", "--yes", "--json", str(report), *meant]) == 0
     reached = json.loads(report.read_text())["reached"]
     assert [one["trained"] for one in reached["lineages"]] == [[1]]
     assert {"user-feedback", "production-rollouts", "groups", "packed-batches", "rewards"} <= set(
@@ -373,7 +379,7 @@ def test_p8_after_an_erasure_nothing_shows_what_a_person_wrote_or_read(
         )
 
     wait_for(comes_again, WAIT_S)
-    searched(flow, people[ADA], data_keys[ADA], names[ADA], rollouts[ADA][0].token_ids, began_us)
+    searched(flow, wait_for, people[ADA], data_keys[ADA], names[ADA], rollouts[ADA][0].token_ids, began_us)
     opened = dict.fromkeys(("erased", "open"), 0)
     keys = open_keys(stack)  # with nothing kept
     for record in flow.records():
@@ -410,7 +416,9 @@ def shown(flow: Flow, topic: str, keys: KeyStore) -> str:
     )
 
 
-def searched(flow: Flow, person: Said, key: bytes, name: str, ciphertext: bytes, since_us: int) -> None:
+def searched(
+    flow: Flow, wait_for: Wait, person: Said, key: bytes, name: str, ciphertext: bytes, since_us: int
+) -> None:
     wanted = needles(person, (key,), name)
     found: list[str] = []
     holders: set[str] = set()  # topics that hold the ciphertext: the search sees what flows through them
@@ -425,6 +433,12 @@ def searched(flow: Flow, person: Said, key: bytes, name: str, ciphertext: bytes,
             found += hits(info.key, info.key.encode() + b"\0" + flow.store.get(info.key), wanted)
     for entry, data in cached(flow.stack.redis_url):
         found += hits(f"Redis {entry}", data, wanted)
+    pages = RedisCache(flow.stack.redis_url)
+    wait_for(lambda: b"train-steps" in (pages.get(f"{flow.prefix}monitor/page") or b""), WAIT_S)
+    url = (pages.get(f"{flow.prefix}monitor/url") or b"").decode()
+    pages.close()
+    with urllib.request.urlopen(url, timeout=60) as page:
+        found += hits("the monitor's page", page.read(), wanted)
     seen = False
     for path in broker_files(flow.stack, flow.prefix):
         data = path.read_bytes()

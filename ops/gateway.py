@@ -82,7 +82,7 @@ def gateway_app(
         opened.callback(quotas.close)
         repeats = CachedRepeats(hints, config.repeats)
         opened.callback(repeats.close)
-        keys = open_keys(stack)
+        keys = open_keys(stack, timeout_s=config.deadline_s / 2)
         follower = ErasureFollower(log, keys.forget)
         opened.callback(follower.close)
         yield make_app(

@@ -39,14 +39,16 @@ def open_master_key(stack: StackInfo) -> LocalMasterKey:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def open_keys(stack: StackInfo, *, ttl_s: float = 60.0) -> CachedKeys:
+def open_keys(stack: StackInfo, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> CachedKeys:
     """The stack's key store, with a cache in front that `streams.seams.erasures.ErasureFollower` has forget. Nothing is
-    asked yet.
+    asked yet. `timeout_s` bounds each call of the store, for who must answer soon.
 
     It is in the stack's own bucket, also for a run that keeps its weights elsewhere: a person's keys in two places would be
     two different keys of one number, and an erasure could miss one.
     """
-    return CachedKeys(StoredKeys(stack_store(stack, None), open_master_key(stack)), ttl_s=ttl_s)
+    return CachedKeys(
+        StoredKeys(stack_store(stack, None, timeout_s=timeout_s), open_master_key(stack)), ttl_s=ttl_s
+    )
 
 
 def pseudonym_secret(stack: StackInfo) -> bytes:

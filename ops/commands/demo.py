@@ -20,7 +20,7 @@ def demo(
     ] = None,
     feedback: Annotated[
         bool,
-        Parameter(negative="", help="Learn from people's clicks on a live policy; 80 steps if not given."),
+        Parameter(negative="", help="Learn from people's clicks on a live policy; 60 steps if not given."),
     ] = False,
     control: Annotated[
         bool, Parameter(negative="", help="Shuffle the advantages: a run that must not learn.")

@@ -122,3 +122,22 @@ def test_a_wrong_setting_starts_nothing(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "learning_rate" in text
     assert not (tmp_path / "rw").exists()
+
+
+def test_every_click_of_a_feedback_demo_reaches_a_reward_and_its_versions_are_served(tmp_path: Path) -> None:
+    folder, figures = tmp_path / "rw", tmp_path / "demo.json"
+    sets = ("pack.groups_per_step=24", "people.questions_per_s=40", "pack.max_lag_versions=100")
+    more = [part for value in sets for part in ("--set", value)]
+    with demo(folder, "--feedback", "--steps", "4", *more, "--json", str(figures)) as run:
+        text = run.communicate(timeout=400)[0]
+    assert run.returncode == 0, text
+    named = {r["name"]: r["value"] for r in json.loads(figures.read_text())["results"]}
+    assert named["demo.versions"] == 5
+    assert named["demo.version_holes"] == 0
+    assert named["demo.served_versions"] >= 2
+    assert named["demo.clicks"] > 20
+    assert named["demo.clicks_lost"] == named["demo.unrewarded"] == named["demo.ledger_gap"] == 0
+    assert 0 < named["demo.coverage"] < 1
+    assert 0 < named["demo.cycle_s_p50"] <= named["demo.cycle_s_p95"]
+    assert "fleet" not in {log.stem for log in (runs(folder)[-1] / "logs").glob("*.log")}
+    assert processes_of(folder) == []

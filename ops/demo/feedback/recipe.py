@@ -11,7 +11,7 @@ from rollwire.ops.settings import RunSettings, build_settings
 from rollwire.ops.stack.ports import choose_port
 from rollwire.schemas.errors import ConfigError
 
-FEEDBACK_STEPS: Final = 80
+FEEDBACK_STEPS: Final = 60
 RULES_FILE: Final = "rules.toml"
 _ENVIRONMENT: Final = "countdown"
 

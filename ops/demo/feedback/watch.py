@@ -49,9 +49,9 @@ class FeedbackWatch:
                 return
 
     def progress(self) -> tuple[int, int, int]:
-        """Grows while the run moves."""
+        """Grows while the run moves. Questions alone are no progress until the last version answers them."""
         tally = self.tally
-        return len(tally.steps), len(tally.swaps), len(tally.answers)
+        return len(tally.steps), len(tally.swaps), len(tally.answers) if self.trained() else 0
 
     @property
     def served(self) -> int:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 from rich.console import Console
 
-from rollwire.ops.demo.page import Frame, draw, line, sparkline
+from rollwire.ops.demo.page import Frame, Row, Shown, draw, line, sparkline
 from rollwire.streams.monitor.page import FateCount, Page, Point, Rate, StepPoint
 
 FRAME = Frame(
@@ -119,3 +120,14 @@ def test_sparklines_scale_from_lowest_to_highest() -> None:
     assert sparkline([]) == ""
     assert sparkline([3.0, 3.0]) == "▁▁"
     assert len(sparkline([float(i) for i in range(1_000)], width=32)) == 32
+
+
+def test_a_run_that_is_for_something_else_shows_that_in_place_of_accuracy() -> None:
+    shown = Shown("likes 61.0 %", (Row("answers people like", "61.0 % of the last 400", "▁█"),))
+    frame = dataclasses.replace(FRAME, shown=shown)
+    assert "likes 61.0 %" in line(PAGE, frame)
+    out = io.StringIO()
+    Console(file=out, width=110).print(draw(PAGE, frame))
+    assert "61.0 % of the last 400" in out.getvalue()
+    for text in (line(PAGE, frame), out.getvalue()):
+        assert "held-out" not in text

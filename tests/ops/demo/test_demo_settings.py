@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from rollwire.ops.demo.feedback.recipe import settle
 from rollwire.ops.demo.folders import latest_run, new_run, runs
-from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, with_final
+from rollwire.ops.demo.options import DemoOptions, new_settings, refuse_fixed, refuse_other_kind, with_final
+from rollwire.ops.gateway import read_rules
 from rollwire.ops.role_run import environment_of
 from rollwire.ops.settings import build_settings, flattened, load_settings, save_settings, with_overrides
 from rollwire.ops.warm import recipe_digest
@@ -165,3 +167,38 @@ def test_settings_flatten_into_dotted_names() -> None:
     assert flat["trainer.seed"] == "4"
     assert flat["prefix"] == '"rollwire.x."'
     assert list(flat) == sorted(flat)
+
+
+def test_a_feedback_demo_trains_on_live_traffic_alone(tmp_path: Path) -> None:
+    options = DemoOptions(dir=tmp_path, feedback=True, seed=2, overrides=("people.questions_per_s=7",))
+    settings = new_settings(options, "run-1")
+    assert settings.live
+    assert settings.pack.live_groups == settings.pack.groups_per_step
+    assert (settings.people.seed, settings.trainer.seed, settings.serving.seed) == (2, 2, 2)
+    assert settings.people.questions_per_s == 7
+    assert settings.trainer.learning_rate < new_settings(DemoOptions(dir=tmp_path), "x").trainer.learning_rate
+    settled = settle(tmp_path, settings)
+    ports = {settled.gateway.port, settled.serving.port}
+    assert len(ports) == 2
+    assert 0 not in ports
+    assert settled.gateway.rules == tmp_path.absolute() / "rules.toml"
+    assert read_rules(settled.gateway.rules).name == "demo"
+    # The join must still be open when the window of the feedback has closed.
+    rules = read_rules(settled.gateway.rules)
+    assert settled.production.group_deadline_s > rules.window_s + rules.grace_s
+    assert new_settings(DemoOptions(dir=tmp_path, feedback=True, control=True), "x").trainer.control
+
+
+def test_the_people_of_a_feedback_demo_know_one_environment() -> None:
+    with pytest.raises(ConfigError, match="calculator"):
+        new_settings(DemoOptions(dir=Path(), feedback=True, environment="calculator"), "x")
+
+
+def test_a_run_goes_on_as_what_it_is() -> None:
+    feedback, ordinary = DemoOptions(dir=Path(), feedback=True), DemoOptions(dir=Path())
+    refuse_other_kind(feedback, new_settings(feedback, "x"))
+    refuse_other_kind(ordinary, new_settings(ordinary, "x"))
+    with pytest.raises(ConfigError, match="with --feedback"):
+        refuse_other_kind(ordinary, new_settings(feedback, "x"))
+    with pytest.raises(ConfigError, match="without --feedback"):
+        refuse_other_kind(feedback, new_settings(ordinary, "x"))

@@ -8,6 +8,7 @@ commit past unfinished events, and a partition's records would be judged out of 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,14 +16,12 @@ import faust
 import structlog
 from faust.types import TP
 
-from rollwire.schemas.codec import decode
 from rollwire.schemas.errors import LogError, Refused, RollwireError
-from rollwire.schemas.reasons import REASONS
 from rollwire.schemas.records import Feedback, ProductionRollout
-from rollwire.schemas.validate_feedback import REFUSED_HEADER
 from rollwire.streams.attribution.book import Book
 from rollwire.streams.attribution.config import GROUP, AttributionConfig
 from rollwire.streams.attribution.fold import Refusal
+from rollwire.streams.attribution.intake import opened
 from rollwire.streams.attribution.letters import FEEDBACK, letters_of, refused_letter
 from rollwire.streams.attribution.look import Look
 from rollwire.streams.attribution.outbox import Outbox
@@ -36,6 +35,7 @@ ROLLOUTS: Final = "production-rollouts"
 TOPICS: Final = (FEEDBACK, ROLLOUTS)
 
 _AT_ONCE: Final = 2_000  # windows closed between two looks at the event loop
+_REREAD_S: Final = 3.0  # how long what was fetched before going back may still come
 _logger = structlog.get_logger("rollwire.attribution")
 
 
@@ -49,6 +49,9 @@ class AttributionApp(faust.App):
     table: WindowTable
     prefix: str
     flushing: asyncio.Lock
+    missed: dict[
+        Input, float
+    ]  # the consumer went back for what is missing; until when what comes may be older
     settled: dict[int, int]  # by partition: everything before this time is processed, durable and committed
     rollouts_skipped = 0  # rollouts that did not decode: `assemble` refuses them
     loaded = False  # the table was restored for what is assigned
@@ -99,6 +102,7 @@ class AttributionApp(faust.App):
             if topic == FEEDBACK:
                 self.book.start(partition, offset or 0)
         self.settled.clear()
+        self.missed.clear()
         self.ready = self.loaded
 
     def watermarks(self) -> dict[int, int]:
@@ -152,16 +156,39 @@ class AttributionApp(faust.App):
         self.outbox.effects(effects)
         return await self.flush() and bool(effects.after)
 
+    async def in_order(self, message: Any) -> bool:
+        """Whether this is the next record to fold. Where one before it is missing, the consumer goes back to that."""
+        input_ = Input(message.topic.removeprefix(self.prefix), message.partition)
+        place = self.progress.place(input_, message.offset, message.follows)
+        if place == "next":
+            if self.missed:
+                self.missed.pop(input_, None)
+            return True
+        wanted = self.progress.next_offset(input_)
+        if place == "again" or wanted is None or self.missed.get(input_, 0.0) > time.monotonic():
+            return False  # folded before; or fetched before the consumer went back
+        generation = self.consumer_generation_id
+        try:
+            fits = await asyncio.to_thread(self.look.nothing_between, input_, wanted, message.offset)
+        except RollwireError as error:
+            _logger.warning("attribution.no_look", error=str(error))
+            fits = False
+        if not self.ready or generation != self.consumer_generation_id:
+            return False
+        if not fits:
+            _logger.info("attribution.reread", topic=input_.topic, partition=input_.partition, offset=wanted)
+            self.missed[input_] = time.monotonic() + _REREAD_S
+            await self.consumer.seek(TP(message.topic, message.partition), wanted)
+        return fits
+
     def take(self, message: Any) -> None:
         """Folds one record."""
         topic = message.topic.removeprefix(self.prefix)
         partition, offset = message.partition, message.offset
         at_us = round(message.timestamp * 1_000) * 1_000
         try:
-            headers = _headers(message)
-            event = decode(topic, message.value, headers, message.key or b"")
+            event = opened(topic, message.value, _headers(message), message.key)
             if isinstance(event, Feedback):
-                refuse_told(headers)
                 writes = self.book.take_feedback(partition, event, offset, at_us)
                 if isinstance(writes, Refusal):
                     self._refuse(message, writes.reason, writes.detail, writes.at_us)
@@ -194,14 +221,6 @@ class AttributionApp(faust.App):
         self.outbox.letter(refused_letter(record, reason, detail, at_us))
 
 
-def refuse_told(headers: tuple[tuple[str, bytes | None], ...]) -> None:
-    """Raises `Refused` where a gateway told the caller no, and kept the record: an id with other content, for another rollout
-    perhaps, where nothing here would know of the first one."""
-    for name, reason in headers:
-        if name == REFUSED_HEADER and reason is not None and reason.decode(errors="replace") in REASONS:
-            raise Refused(reason.decode(), "the gateway refused it, and kept it for the audit")
-
-
 def _headers(message: Any) -> tuple[tuple[str, bytes | None], ...]:
     headers = message.headers or ()
     return tuple(headers.items() if isinstance(headers, dict) else headers)
@@ -232,7 +251,7 @@ def make_app(config: AttributionConfig, log: Log, look: Look, clock: Clock) -> A
         loghandlers=[],
     )
     app.prefix = config.prefix
-    app.flushing, app.settled = asyncio.Lock(), {}
+    app.flushing, app.settled, app.missed = asyncio.Lock(), {}, {}
     app.book = Book(look.rulebook)
     app.progress = Progress()
     app.look = look
@@ -250,9 +269,16 @@ def make_app(config: AttributionConfig, log: Log, look: Look, clock: Clock) -> A
     @app.agent(source, name="fold", concurrency=1)
     async def fold_events(stream: Any) -> None:
         async for event in stream.events():
-            # Before the table is restored nothing is taken: reading starts anew afterwards.
-            if app.loaded:
-                app.take(event.message)
+            # Before the table is restored nothing is taken: it is missed afterwards, and read again.
+            if not app.ready:
+                continue
+            try:
+                if await app.in_order(event.message):
+                    app.take(event.message)
+            except Exception as error:
+                # Faust would start the agent anew, behind this record: better to stop than to lose it.
+                await app.crash(error)
+                raise
 
     @app.on_partitions_revoked.connect
     async def stand_still(*_: Any, **__: Any) -> None:

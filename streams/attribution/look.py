@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 class Look:
-    """One caller at a time."""
+    """One caller at a time; `nothing_between` by any."""
 
     def __init__(self, log: Log, clock: Clock, skew_us: int) -> None:
         self._log = log
@@ -119,6 +119,10 @@ class Look:
             ):  # nothing was read since the last time: is there anything to read?
                 found.append(End(input_, seen, self._probe(input_, seen, end), end))
         return tuple(found)
+
+    def nothing_between(self, input_: Input, start: int, offset: int) -> bool:
+        """Whether no record stands from `start` up to `offset`. Raises `LogError`."""
+        return self._probe(input_, start, offset) >= offset
 
     def _probe(self, input_: Input, seen: int, end: int) -> int:
         """How far behind `seen` no record stands."""

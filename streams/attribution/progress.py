@@ -8,7 +8,10 @@ up to the moment of asking, less the difference that the two clocks may have.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Place = Literal["next", "again", "unknown"]
+"""The next record to process; one that was; or there may be others before it that were not."""
 
 
 class Input(NamedTuple):
@@ -35,6 +38,17 @@ class Progress:
     def start(self, positions: Iterable[tuple[Input, int]]) -> None:
         """From now on these inputs are read, from these offsets, and no others."""
         self._read = {input_: _Read(offset) for input_, offset in positions}
+
+    def place(self, input_: Input, offset: int, follows: int | None) -> Place:
+        """Where a record stands that was delivered. `follows`: from there to `offset` is no other one; None = not known."""
+        read = self._read.get(input_)
+        if read is None:
+            return "unknown"
+        if offset < read.next:
+            return "again"
+        if offset == read.next or (follows is not None and follows <= read.next):
+            return "next"
+        return "unknown"
 
     def taken(self, input_: Input, offset: int, at_us: int) -> None:
         """A record was processed."""

@@ -1,11 +1,16 @@
-"""Faust's consumer with offsets from what was folded, committed only behind what is durable.
+"""Faust's consumer, with offsets that are known from what was folded, and committed only behind what is durable.
 
-Faust's own bookkeeping of acknowledged offsets skips an unfinished one behind a gap, and stops for ever before a gap that a
-rebalance left (upstream #606, #596). With one agent that takes each partition in order, the next offset to commit is known exactly.
+What Faust does by itself and is not relied on
+    acknowledged offsets   one that is unfinished is skipped behind a gap; a gap that a rebalance left stops commits for ever
+                           (upstream #606, #596)
+    after a rebalance      flow is resumed after seeking, and that drops what was delivered in between, for good
+One agent takes each partition in order, so the next offset is known. Each message says what it follows, so that the agent sees
+where one is missing, and has the consumer seek back.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,8 +19,32 @@ from faust.types import TP
 from rollwire.streams.monitor.transport import CommittedConsumer, CommittedTransport
 
 
+class _NoOffsets(defaultdict[TP, "int | None"]):
+    """What Faust delivered last, by partition: it may set it, and never sees it. It would drop what is delivered again."""
+
+    def __getitem__(self, tp: TP) -> int | None:
+        return None
+
+
 class FoldedConsumer(CommittedConsumer):
     """Its app has `inputs()`, `next_offset(tp)`, `watermarks()`, `settled`, `flush()` and `on_seek(offsets)`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._read_offset = _NoOffsets()
+        self._fetched: dict[TP, int] = {}
+
+    def _to_message(self, tp: TP, record: Any) -> Any:
+        """A message with `follows`: no record stands from there to itself; None = not known."""
+        message: Any = super()._to_message(tp, record)
+        message.follows = self._fetched.get(tp)
+        self._fetched[tp] = record.offset + 1
+        return message
+
+    def stop_flow(self) -> None:
+        """What was fetched may be left lying."""
+        self._fetched.clear()
+        super().stop_flow()
 
     def ack(self, message: Any) -> bool:
         """Nothing but that the message is no longer in work."""
@@ -57,9 +86,11 @@ class FoldedConsumer(CommittedConsumer):
         return done and bool(offsets)
 
     async def perform_seek(self) -> None:
+        self._fetched.clear()
         await super().perform_seek()
+        self._fetched.clear()
         app: Any = self.app
-        await app.on_seek(dict(self._read_offset))
+        await app.on_seek(dict(self._read_offset.items()))
 
 
 class FoldedTransport(CommittedTransport):

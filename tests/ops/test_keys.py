@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 
+from rollwire.consumers.trainer.connect import LiveKeys
 from rollwire.ops.keys import open_keys, open_master_key, pseudonym_secret
 from rollwire.ops.stack import StackConfig, StackInfo
 from rollwire.ops.stack.master_key import ensure_master_key, master_key_file
@@ -68,6 +70,12 @@ def test_a_stack_has_a_master_key_and_keys_that_outlive_their_processes(stack: S
     person = "d" * 32
     made = open_keys(stack).data_key(person)
     assert open_keys(stack).key_of(person, made.generation) == made.key
+    # What a rank's own process is given: the name of the file, not the key in it.
+    for_ranks = LiveKeys(
+        master_key_file(stack.dir), stack.s3_endpoint, stack.bucket, stack.access_key, stack.secret_key
+    )
+    assert for_ranks().key_of(person, made.generation) == made.key
+    assert (stack.dir / "master.key").read_bytes() not in bytes(ForkingPickler.dumps(for_ranks))
     keys = open_keys(stack)
     assert keys.destroy(person) == made.generation
     with pytest.raises(Erased):

@@ -131,7 +131,7 @@ class Assembler:
         again = record.offset < self._decided[partition]
         if decoded is None:
             return  # a delete: none of the inputs is compacted
-        if record.topic == REWARDS and self._kind.passes_by(decoded):
+        if record.topic == REWARDS and self._kind.passes_by(record, decoded):
             return
         group: OpenGroup | None = None
         event: Event | None = None

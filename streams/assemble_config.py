@@ -12,6 +12,7 @@ from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Cut, Event, Group, GroupClosed, GroupFate, ProductionGroupClosed, Reward
 from rollwire.streams.assemble_answer import OpenAnswer
 from rollwire.streams.assemble_group import OpenGroup
+from rollwire.streams.seams.log import Record
 
 REWARDS: Final = "rewards"
 
@@ -25,10 +26,11 @@ class Kind(NamedTuple):
     mark: type[GroupClosed]
     live: bool
 
-    def passes_by(self, event: Event | Refused) -> bool:
+    def passes_by(self, record: Record, event: Event | Refused) -> bool:
         """Whether a record of `rewards`, which both read, is the other kind's: what people said is of live traffic, all
-        else of what was sampled for training; what does not decode is refused once, by that one."""
-        return (isinstance(event, Reward) and event.source == "user") is not self.live
+        else of what was sampled for training. Of what is refused its headers tell, so that it is refused once."""
+        said = event.source == "user" if isinstance(event, Reward) else _says_user(record)
+        return said is not self.live
 
     def open_group(self, group_id: str, deadline_us: int) -> OpenGroup:
         return OpenAnswer(group_id, deadline_us) if self.live else OpenGroup(group_id, deadline_us)
@@ -44,6 +46,12 @@ LIVE: Final = Kind(
     ProductionGroupClosed,
     live=True,
 )
+
+
+def _says_user(record: Record) -> bool:
+    """By the id of a reward: `<rollout id>/<source>/...`."""
+    identity = next((value for name, value in record.headers if name == "ce_id"), None)
+    return identity is not None and identity.split(b"/", 2)[1:2] == [b"user"]
 
 
 class JoinConfig(BaseModel):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 
+from rollwire.kernels.seal import KEY_BYTES, NONCE_BYTES, place_of, seal
+from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.ids import new_group_id, rollout_id
 from rollwire.schemas.records import (
     Claim,
@@ -20,8 +23,10 @@ from rollwire.schemas.records import (
     Span,
     WeightVersion,
 )
+from rollwire.streams.seams.keys import DataKey, KeyState
 
 LINEAGE: Final = "0198a5c0-0000-7000-8000-000000000001"
+_DATA_KEY: Final = bytes(range(KEY_BYTES))
 _LAYERS: Final = (0, 1, 2)
 _EXPERTS: Final = 8
 
@@ -79,6 +84,22 @@ def rollout(
     )
 
 
+class PeoplesKeys:
+    """A key store of people who all have the same data key, and are never erased: a seed's history knows no chance."""
+
+    def data_key(self, subject: str) -> DataKey:
+        return DataKey(1, _DATA_KEY)
+
+    def key_of(self, subject: str, generation: int) -> bytes:
+        return _DATA_KEY
+
+    def destroy(self, subject: str) -> int:
+        raise ConfigError("synthetic people are not erased")
+
+    def state(self, subject: str) -> KeyState:
+        return KeyState((1,), ())
+
+
 def answer(
     group: str,
     *,
@@ -90,18 +111,21 @@ def answer(
     person: int = 0,
     model: str = "policy",
 ) -> ProductionRollout:
-    """One answer of live traffic, alone in its group. Its seal opens nothing."""
+    """One answer of live traffic, alone in its group, sealed with the key that `PeoplesKeys` has."""
     plain = rollout(
         group, 0, 1, at_us=at_us, prompt=prompt, sampled=sampled, version=version, top_k=0, model=model
     )
     tokens_T = np.frombuffer(plain.token_ids, "<u2").astype("<u4")
+    nonce = blake2b(group.encode(), digest_size=NONCE_BYTES).digest()
+    place = place_of(plain.rollout_id, "token_ids")
+    sealed = seal(_DATA_KEY, tokens_T.tobytes(), nonce=nonce, aad=place)
     fields = {name: getattr(plain, name) for name in Rollout.__struct_fields__}
     fields |= {
-        "token_ids": (tokens_T * 2_654_435_761).astype("<u4").tobytes(),
+        "token_ids": sealed.ciphertext,
         "token_dtype": "u4",
         "task": "",
         "environment": "chat",
-        "sealed": Seal(subject=f"{person:032x}", key=0, nonce=bytes(12), tag=bytes(16)),
+        "sealed": Seal(subject=f"{person:032x}", key=1, nonce=nonce, tag=sealed.tag),
         "outcome": outcome,
         "tenant": "acme",
     }

@@ -7,14 +7,18 @@ known from the workload. Numbers name the law that a violation breaks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from rollwire.consumers.ledger import ASSEMBLERS
 from rollwire.ops.simulate.log import SimulatedLog
 from rollwire.ops.simulate.workload import LINEAGE, Truth
 from rollwire.ops.simulate.world import Violated
 from rollwire.schemas.errors import Refused
+from rollwire.schemas.ids import opened_us
 from rollwire.schemas.records import (
     Cut,
     DeadLetter,
@@ -30,13 +34,16 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams.emit import decode_record, deletes
+from rollwire.streams.pack_cohort import CohortConfig
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Record, TopicPartition
 
-JOINED: Final = ("rollouts", "rewards", "routing-traces")
+JOINED: Final = ("rollouts", "production-rollouts", "rewards", "routing-traces")
 PREFIX: Final = "sim."
+LIVE: Final = f"{PREFIX}assemble-production"
 CONSUMER: Final[Mapping[str, str]] = {
     **dict.fromkeys(JOINED, f"{PREFIX}assemble"),
+    "production-rollouts": LIVE,
     "groups": f"{PREFIX}pack",
     "packed-batches": f"{PREFIX}trainer",
 }
@@ -48,6 +55,18 @@ class Limits(NamedTuple):
     ranks: int
     groups_per_step: int
     max_lag: int
+    cohort: CohortConfig = CohortConfig()
+    silent: bool = False  # an answer that nobody judged in time counts as one of which nobody said anything
+
+    @property
+    def answers(self) -> int:
+        """Of live traffic, in one plan of both kinds."""
+        return self.cohort.live_of(self.groups_per_step)
+
+
+def consumer_of(topic: str, event: Event | None) -> str:
+    """Who decides a record. What people said is among the rewards, and the other reader passes it by."""
+    return LIVE if isinstance(event, Reward) and event.source == "user" else CONSUMER[topic]
 
 
 class _Input(NamedTuple):
@@ -81,9 +100,7 @@ class Laws:
         self._reader = log.reader()
         self.places = [TopicPartition(topic, p) for topic, count in partitions.items() for p in range(count)]
         self._reader.assign(dict.fromkeys(self.places, 0))
-        self._inputs: dict[TopicPartition, deque[_Input]] = {
-            place: deque() for place in self.places if place.topic in CONSUMER
-        }
+        self._inputs: dict[tuple[TopicPartition, str], deque[_Input]] = {}  # by who decides them
         self.records: dict[str, list[Record]] = {topic: [] for topic in partitions}
         self.groups: dict[str, Group] = {}
         self.assembled: dict[str, Group | GroupFate] = {}
@@ -127,16 +144,17 @@ class Laws:
 
     def _learn(self, record: Record, event: Event | None) -> None:
         place = TopicPartition(record.topic, record.partition)
-        if place in self._inputs:
+        if place.topic in CONSUMER:
             group_id = event.group_id if isinstance(event, Rollout | Reward | RoutingTrace | Group) else ""
             plan = plan_key(event) if isinstance(event, PackedBatch) else None
-            self._inputs[place].append(_Input(record.offset, group_id, plan))
+            waiting = self._inputs.setdefault((place, consumer_of(place.topic, event)), deque())
+            waiting.append(_Input(record.offset, group_id, plan))
         match event:
             case Group():
                 self._outcome(event.group_id, event)
                 self.groups[event.group_id] = event
                 self._nothing_invented(event)
-            case GroupFate() if event.decided_by == "assemble":
+            case GroupFate() if event.decided_by in ASSEMBLERS:
                 self._outcome(event.group_id, event)
             case GroupFate():
                 _demand(
@@ -184,9 +202,17 @@ class Laws:
                 "10",
                 f"{member.rollout.rollout_id} was never sampled",
             )
+            earned = (truth.rewards[index], truth.signals)
+            if truth.live and self._limits.silent and (member.reward, member.signals) == (None, 0):
+                earned = (None, 0)
+            _demand(
+                member.signals == earned[1] and (member.advantage is None or not truth.live),
+                "10",
+                f"{member.rollout.rollout_id} has {member.signals} signals of {truth.signals}, advantage {member.advantage}",
+            )
             if truth.kind != "conflicting":
                 _demand(
-                    member.rollout == truth.rollouts[index] and member.reward == truth.rewards[index],
+                    member.rollout == truth.rollouts[index] and member.reward == earned[0],
                     "10",
                     f"{member.rollout.rollout_id} is not what was sampled and rewarded",
                 )
@@ -207,6 +233,7 @@ class Laws:
                 f"step {one.step} uses group {group_id} with a lag of {one.base_version - oldest} versions by its oldest "
                 f"span ({oldest}); {self._limits.max_lag} are allowed",
             )
+        judge_cohort_of(one, [self.groups[group_id] for group_id in groups], self._limits)
         reverts = self._reverts_at(one.cut)
         _demand(
             reverts.newest == one.newest_revert,
@@ -304,8 +331,8 @@ class Laws:
 
     def check_offsets(self) -> None:
         """Law 2: what lies below a committed offset has left its trace."""
-        for place, waiting in self._inputs.items():
-            committed = self._log.settled(CONSUMER[place.topic], [place]).get(place, 0)
+        for (place, consumer), waiting in self._inputs.items():
+            committed = self._log.settled(consumer, [place]).get(place, 0)
             while waiting and waiting[0].offset < committed:
                 one = waiting.popleft()
                 _demand(
@@ -369,6 +396,51 @@ class Laws:
 def _versions_seen(cut: Cut) -> int:
     """How far `weight-versions` had been read."""
     return max((at.offset for at in cut.inputs if at.topic == "weight-versions"), default=0)
+
+
+def judge_cohort_of(batch: PackedBatch, groups: Sequence[Group], limits: Limits) -> None:
+    """The answers of a plan: their number, age and coverage, and that each advantage is against the mean of the others."""
+    answers = [group for group in groups if group.baseline == "cohort"]
+    config, name = limits.cohort, f"the cohort of step {batch.step}"
+    numbers = {limits.answers} | ({0, limits.groups_per_step} if 0 < config.production_share < 1 else set())
+    _demand(len(answers) in numbers, "6", f"{name} has {len(answers)} answers, not one of {sorted(numbers)}")
+    counts: dict[str, list[int]] = {}
+    for group in answers:
+        age_s = (batch.cut.clock_us - opened_us(group.group_id)) / 1e6
+        _demand(
+            age_s <= config.max_age_s,
+            "6",
+            f"{name} has an answer of {age_s} s, {config.max_age_s} are allowed",
+        )
+        (member,) = group.members
+        row = counts.setdefault(member.rollout.outcome, [0, 0, 0])
+        row[0] += 1
+        row[1] += member.signals > 0
+        row[2] += member.reward is not None
+    said = {row.outcome: [row.rollouts, row.signalled, row.scored] for row in batch.coverage}
+    _demand(said == counts, "10", f"{name} says that it covers {said}, it covers {counts}")
+    sums = [sum(row[i] for row in counts.values()) for i in range(3)]
+    for outcome, (rollouts, signalled, scored) in (*counts.items(), *([("all", sums)] if answers else [])):
+        _demand(
+            (rollouts < config.coverage_min_rollouts and outcome != "all")
+            or max(signalled, scored) / rollouts >= config.coverage_floor,
+            "6",
+            f"{name} was trained on with {signalled} signals and {scored} rewards for {rollouts} of {outcome}",
+        )
+    rewards = {m.rollout.rollout_id: m.reward for g in answers for m in g.members if m.reward is not None}
+    for microbatch in batch.microbatches:
+        advantages = np.frombuffer(microbatch.advantages, "<f4").tolist()
+        for rollout_id, advantage in zip(microbatch.rollout_ids, advantages, strict=True):
+            if (reward := rewards.get(rollout_id)) is not None:
+                others = [
+                    value for other, value in rewards.items() if other != rollout_id and value is not None
+                ]
+                wanted = reward - sum(others) / len(others)
+                _demand(
+                    abs(advantage - wanted) < 1e-6,
+                    "10",
+                    f"{rollout_id} of {name} has the advantage {advantage}, wanted is {wanted}",
+                )
 
 
 def _demand(holds: bool, law: str, text: str) -> None:

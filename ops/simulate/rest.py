@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rollwire.consumers.ledger import Book
-from rollwire.ops.simulate.laws import CONSUMER, JOINED, Laws, Limits, plan_key
+from rollwire.ops.simulate.laws import CONSUMER, JOINED, LIVE, Laws, Limits, consumer_of, plan_key
 from rollwire.ops.simulate.log import SimulatedLog
-from rollwire.ops.simulate.workload import DEADLINE_S, Truth
+from rollwire.ops.simulate.workload import DEADLINE_S, LIVE_DEADLINE_S, Truth
 from rollwire.ops.simulate.world import Violated
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import Refused
@@ -19,6 +19,7 @@ from rollwire.schemas.records import (
     Group,
     GroupFate,
     PackedBatch,
+    ProductionRollout,
     Reward,
     Rollout,
     RoutingTrace,
@@ -36,24 +37,27 @@ def check_rest(
     partitions: Mapping[str, int],
     truth: Mapping[str, Truth],
     limits: Limits,
-    assembler: Callable[[int], Step],
+    assemblers: Mapping[str, Callable[[int], Step]],
     now_us: int,
 ) -> None:
-    """Raises `Violated`. `assembler` makes the step of one partition, as the processors have it."""
-    _nothing_open(laws, log, partitions)
+    """Raises `Violated`. `assemblers` make the step of one partition, as the processors have it, by name."""
+    _nothing_open(laws, log, partitions, live="assemble-production" in assemblers)
     _account(laws, log, partitions, limits)
     _good_ones(laws, truth, now_us)
     for partition in range(partitions["rollouts"]):
-        _replay(laws, assembler(partition), partition, now_us)
+        for name, assembler in assemblers.items():
+            _replay(laws, name, assembler(partition), partition, now_us)
 
 
-def _nothing_open(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int]) -> None:
+def _nothing_open(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int], *, live: bool) -> None:
     """Law 8: every group that was heard of has met its end, and all input was read and committed."""
     places = [TopicPartition(topic, p) for topic in CONSUMER for p in range(partitions[topic])]
     places = [p for p in places if p.topic != "routing-traces" or laws.records[p.topic]]
     ends = log.end_offsets(places)
-    for place in places:
-        at = log.settled(CONSUMER[place.topic], [place]).get(place, 0)
+    readers = [(place, CONSUMER[place.topic]) for place in places]
+    readers += [(place, LIVE) for place in places if live and place.topic == "rewards"]
+    for place, consumer in readers:
+        at = log.settled(consumer, [place]).get(place, 0)
         if place.topic in JOINED or place.topic == "packed-batches":
             # Control records may lie between the last event and the end.
             own = [r for r in laws.records[place.topic] if r.partition == place.partition]
@@ -61,7 +65,7 @@ def _nothing_open(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int]) 
             if not last < at <= ends[place]:
                 raise Violated(
                     "8",
-                    f"at rest, {CONSUMER[place.topic]} stands at {at} of {place.topic}[{place.partition}], whose last "
+                    f"at rest, {consumer} stands at {at} of {place.topic}[{place.partition}], whose last "
                     f"event is {last}",
                 )
 
@@ -82,7 +86,8 @@ def _account(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int], limit
     for topic, group in CONSUMER.items():
         committed |= log.settled(group, [TopicPartition(topic, p) for p in range(partitions[topic])])
     begins = {TopicPartition(topic, p): 0 for topic, count in partitions.items() for p in range(count)}
-    ledger = book.close(committed, begins)
+    live = log.settled(LIVE, [TopicPartition("rewards", p) for p in range(partitions["rewards"])])
+    ledger = book.close(committed, begins, live)
     for line in ledger.lines:
         if line.gap:
             raise Violated(
@@ -91,9 +96,12 @@ def _account(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int], limit
         if line.pending and line.topic not in _WAITING:
             raise Violated("7", f"the ledger: {line.pending} events of {line.topic} are pending at rest")
     waiting = laws.groups.keys() - laws.fates.keys() - _set_aside(laws)
-    if len(waiting) >= limits.groups_per_step:
+    answers = sum(laws.groups[group_id].baseline == "cohort" for group_id in waiting)
+    others, whole = len(waiting) - answers, limits.groups_per_step
+    both = answers >= limits.answers and others >= whole - limits.answers
+    if both or max(answers, others) >= whole:
         raise Violated(
-            "8", f"{len(waiting)} groups wait for a plan of {limits.groups_per_step}: {sorted(waiting)}"
+            "8", f"{others} groups and {answers} answers wait for a plan of {whole}: {sorted(waiting)}"
         )
 
 
@@ -105,19 +113,23 @@ def _good_ones(laws: Laws, truth: Mapping[str, Truth], now_us: int) -> None:
         for record in laws.records[topic]:
             event = _event(record)
             if isinstance(event, Rollout | Reward | RoutingTrace):
-                deadline_us = opened_us(event.group_id) + round(DEADLINE_S * 1e6)
+                live = isinstance(event, ProductionRollout) or consumer_of(topic, event) == LIVE
+                deadline_us = opened_us(event.group_id) + round(
+                    (LIVE_DEADLINE_S if live else DEADLINE_S) * 1e6
+                )
                 if record.timestamp_ms * 1_000 <= deadline_us:
                     index = int(event.rollout_id.rpartition(".")[2])
                     in_time.setdefault(event.group_id, set()).add((topic, index))
     for group_id, one in truth.items():
-        wanted = {(topic, r.index) for r in one.rollouts for topic in ("rollouts", "rewards")}
+        source = "production-rollouts" if one.live else "rollouts"
+        wanted = {(topic, r.index) for r in one.rollouts for topic in (source, "rewards")}
         wanted |= {("routing-traces", r.index) for r in one.rollouts if r.top_k_experts}
         whole = wanted <= in_time.get(group_id, set())
         outcome = laws.assembled.get(group_id)
         if group_id in aside:
             continue
         if (
-            one.kind in ("good", "mixed", "stale", "future", "foreign")
+            one.kind in ("good", "mixed", "stale", "future", "foreign", "answered", "silent", "ruled")
             and whole
             and not isinstance(outcome, Group)
         ):
@@ -128,8 +140,8 @@ def _good_ones(laws: Laws, truth: Mapping[str, Truth], now_us: int) -> None:
         raise Violated("9", "a group was opened after the end")
 
 
-def _replay(laws: Laws, step: Step, partition: int, now_us: int) -> None:
-    """Law 9: the step alone, fed whole topics one after the other, comes to the same outcomes."""
+def _replay(laws: Laws, name: str, step: Step, partition: int, now_us: int) -> None:
+    """Law 9: the step of one kind of groups alone, fed whole topics one after the other, comes to the same outcomes."""
     step.start(dict.fromkeys(step.inputs, 0), {})
     said: dict[str, Any] = {}
     refused: dict[tuple[str, int], str] = {}
@@ -140,7 +152,7 @@ def _replay(laws: Laws, step: Step, partition: int, now_us: int) -> None:
     live = {
         group_id: _essence(outcome)
         for group_id, outcome in laws.assembled.items()
-        if any(at.partition == partition for at in outcome.cut.inputs)
+        if _kind_of(outcome) == name and any(at.partition == partition for at in outcome.cut.inputs)
     }
     for group_id in sorted((live.keys() | said.keys()) - _set_aside(laws)):
         if live.get(group_id) != said.get(group_id):
@@ -148,7 +160,11 @@ def _replay(laws: Laws, step: Step, partition: int, now_us: int) -> None:
                 "9", f"group {group_id}: {live.get(group_id)} was said, a replay says {said.get(group_id)}"
             )
     aside = {(t, o) for (t, p, o), d in laws.refused.items() if d.reason == "kills_worker"}
-    seen = {(t, o): d.reason for (t, p, o), d in laws.refused.items() if t in JOINED and p == partition}
+    seen = {
+        (t, o): d.reason
+        for (t, p, o), d in laws.refused.items()
+        if t in JOINED and p == partition and d.refused_by == name
+    }
     # What is bad in itself is refused whenever it is read: for its own reason, or because it came too late.
     odd = {at for at, reason in refused.items() if reason != "late"} - seen.keys()
     odd |= {at for at, reason in seen.items() if reason != "late"} - refused.keys()
@@ -179,6 +195,13 @@ def _note(outputs: Sequence[Any], said: dict[str, Any], refused: dict[tuple[str,
             refused[event.source.topic, event.source.offset] = event.reason
 
 
+def _kind_of(outcome: Group | GroupFate) -> str:
+    """Whose outcome it is."""
+    if isinstance(outcome, GroupFate):
+        return outcome.decided_by
+    return "assemble-production" if outcome.baseline == "cohort" else "assemble"
+
+
 def _essence(outcome: Group | GroupFate) -> Any:
     """Without what depends on when it was said."""
     if isinstance(outcome, Group):
@@ -196,5 +219,7 @@ def _event(record: Record) -> Event | None:
 def topics(joined: int, ranks: int) -> dict[str, int]:
     """Every topic of the catalogue, small."""
     counts = dict.fromkeys(TOPICS, 1)
-    counts |= dict.fromkeys((*JOINED, "groups", "group-fates", "groups-closed"), joined)
+    counts |= dict.fromkeys(
+        (*JOINED, "groups", "group-fates", "groups-closed", "production-groups-closed"), joined
+    )
     return counts | {"packed-batches": ranks}

@@ -19,16 +19,18 @@ from rollwire.consumers.trainer.session import Session as TrainerSession
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.revert import Reverting, RevertRun
 from rollwire.ops.simulate.actors import ENDED, Actor, Errand, Life, Make, Producers
-from rollwire.ops.simulate.laws import CONSUMER, JOINED, PREFIX, Laws, Limits
+from rollwire.ops.simulate.laws import PREFIX, Laws, Limits
 from rollwire.ops.simulate.log import SimulatedLog
 from rollwire.ops.simulate.points import TARGETS
 from rollwire.ops.simulate.rest import check_rest, topics
 from rollwire.ops.simulate.weights import check_weights
-from rollwire.ops.simulate.workload import DEADLINE_S, LINEAGE, MODEL, Workload
+from rollwire.ops.simulate.workload import DEADLINE_S, LINEAGE, LIVE_DEADLINE_S, MODEL, Workload
 from rollwire.ops.simulate.world import Point, Process, Violated, World
+from rollwire.streams import synthetic
 from rollwire.streams.assemble import Assembler
-from rollwire.streams.assemble_config import AssembleConfig
+from rollwire.streams.assemble_config import LIVE, SAMPLED, AssembleConfig, JoinConfig, Kind, ProductionConfig
 from rollwire.streams.pack import PackConfig
+from rollwire.streams.pack_cohort import CohortConfig
 from rollwire.streams.run_assemble import drive
 from rollwire.streams.run_pack import drive as pack_drive
 from rollwire.streams.runtime import RuntimeConfig, Session
@@ -67,6 +69,7 @@ class Settings(NamedTuple):
     limits: Limits
     ahead: int
     traces: bool
+    production: ProductionConfig | None  # None = there is no live traffic
     assemble: AssembleConfig
     pack: PackConfig
     trainer: TrainerConfig
@@ -75,7 +78,17 @@ class Settings(NamedTuple):
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Settings:
-        limits = Limits(rng.choice((1, 1, 2)), rng.choice((1, 2, 2)), rng.choice((0, 1, 2, 2, 3)))
+        live, silent = rng.random() < 0.3, rng.random() < 0.5
+        groups, share = rng.choice(((2, 1.0), (4, 1.0), (4, 0.5), (2, 0.0)) if live else ((1, 0.0), (2, 0.0)))
+        cohort = CohortConfig(
+            production_share=share,
+            max_age_s=60.0,
+            coverage_floor=rng.choice((0.0, 0.3, 0.6)),
+            coverage_min_rollouts=rng.choice((1, 2)),
+            max_waiting=max(groups, rng.choice((4, 8))),
+            max_wait_s=5.0,
+        )
+        limits = Limits(rng.choice((1, 1, 2)), groups, rng.choice((0, 1, 2, 2, 3)), cohort, silent)
         traces = rng.random() < 0.25
         ahead = rng.choice((0, 1, 1, 2))
         return cls(
@@ -83,6 +96,14 @@ class Settings(NamedTuple):
             limits=limits,
             ahead=ahead,
             traces=traces,
+            production=ProductionConfig(
+                group_deadline_s=LIVE_DEADLINE_S,
+                late_horizon_s=_HORIZON_S,
+                grace_s=1.0,
+                unjudged="silent" if silent else "drop",
+            )
+            if live
+            else None,
             assemble=AssembleConfig(
                 group_deadline_s=DEADLINE_S,
                 late_horizon_s=_HORIZON_S,
@@ -96,7 +117,9 @@ class Settings(NamedTuple):
                 token_budget=64,
                 max_lag_versions=limits.max_lag,
                 max_steps_ahead=ahead,
-                max_buffered_groups=max(limits.groups_per_step, rng.choice((3, 8))),
+                max_buffered_groups=max(limits.groups_per_step, rng.choice((3, 8)))
+                + (cohort.max_waiting if share else 0),
+                cohort=cohort,
             ),
             trainer=TrainerConfig(ranks=limits.ranks, checkpoint_every=rng.choice((1, 2, 3))),
             publisher=PublisherConfig(anchor_every=rng.choice((2, 4))),
@@ -116,6 +139,11 @@ class Bench(NamedTuple):
 
 def make_assemble(log: Log, partition: int, settings: Settings, world: World, life: str) -> Life:
     made = drive(settings.assemble, PREFIX, partition)
+    return Session(log, made, settings.runtime, world.clock, life=life)
+
+
+def make_production(log: Log, partition: int, settings: Settings, world: World, life: str) -> Life:
+    made = drive(settings.production or ProductionConfig(), PREFIX, partition)
     return Session(log, made, settings.runtime, world.clock, life=life)
 
 
@@ -142,6 +170,7 @@ class TrainerLife:
                 clock=world.clock,
                 publisher_config=settings.publisher,
                 work=self._work,
+                keys=synthetic.PeoplesKeys,
             )
         )
 
@@ -211,12 +240,22 @@ class Simulation:
         self.partitions = topics(settings.joined, settings.limits.ranks)
         self.log = SimulatedLog(world, self.partitions)
         self.store = MemoryStore(world.clock)
-        self.workload = Workload(world.rng, max_lag=settings.limits.max_lag, traces=settings.traces)
+        self.workload = Workload(
+            world.rng,
+            max_lag=settings.limits.max_lag,
+            traces=settings.traces,
+            live=settings.production is not None,
+        )
         self.producers = Producers(world, self.log)
         makes: list[tuple[str, str, Make]] = [
             ("assemble", f"assemble-{p}", partial(_assemble, bench, p, settings, world))
             for p in range(settings.joined)
         ]
+        if settings.production is not None:
+            makes += [
+                ("assemble", f"production-{p}", partial(_production, p, settings, world))
+                for p in range(settings.joined)
+            ]
         makes.append(("pack", "pack", partial(_pack, bench, settings, world)))
         makes.append(("trainer", "trainer", partial(_trainer, bench, settings, world)))
         self.actors = [Actor(world, self.log, self.store, role, name, make) for role, name, make in makes]
@@ -243,7 +282,11 @@ class Simulation:
             self.partitions,
             self.workload.groups,
             self.settings.limits,
-            lambda partition: Assembler(partition, self.settings.assemble),
+            {
+                config.kind.name: partial(_assembler, config)
+                for config in (self.settings.assemble, self.settings.production)
+                if config is not None
+            },
             world.clock.now_us(),
         )
         check_weights(self.laws, self.store, self.settings.limits)
@@ -268,7 +311,8 @@ class Simulation:
         elif draw < 0.28:
             self.laws.observe()  # before it is gone
             before_us = world.clock.now_us() - round(_RETENTION_S * 1e6)
-            self.log.retire("groups-closed", before_us, self._needed)
+            for kind in (SAMPLED, LIVE):
+                self.log.retire(kind.closed, before_us, partial(self._needed, kind))
         elif draw < 0.366:
             world.clock.advance(rng.choice((0.02, 0.1, 0.1, 0.3, 0.3, 1.0)))
         elif draw < 0.37:
@@ -287,10 +331,10 @@ class Simulation:
         else:
             rng.choice(self._weighted).turn()
 
-    def _needed(self, partition: int) -> set[bytes | None]:
+    def _needed(self, kind: Kind, partition: int) -> set[bytes | None]:
         """Groups that a restart would read of: their marks are kept, or retention is too short for this outage."""
-        places = [TopicPartition(topic, partition) for topic in JOINED]
-        committed = self.log.settled(CONSUMER["rollouts"], places)
+        places = [TopicPartition(topic, partition) for topic in kind.joined]
+        committed = self.log.settled(f"{PREFIX}{kind.name}", places)
         return {key for p in places for key in self.log.keys_from(p, committed.get(p, 0))}
 
     def _while_one_stands(self, _process: Process, turns: int) -> None:
@@ -301,7 +345,13 @@ class Simulation:
         world = self.world
         for _ in range(groups):
             latest = max(0, len(self.laws.versions) - 1)
-            self.producers.add(self.workload.open_group(world.clock.now_us(), latest))
+            now_us = world.clock.now_us()
+            live = self.settings.production is not None and world.rng.random() < 0.6
+            self.producers.add(
+                self.workload.open_answer(now_us, latest)
+                if live
+                else self.workload.open_group(now_us, latest)
+            )
 
     def _heal(self) -> None:
         """No more faults. Everything due is written, and time passes until nothing moves."""
@@ -367,6 +417,16 @@ def _assemble(
     bench: Bench, partition: int, settings: Settings, world: World, log: Log, _store: ObjectStore, life: str
 ) -> Life:
     return bench.assemble(log, partition, settings, world, life)
+
+
+def _production(
+    partition: int, settings: Settings, world: World, log: Log, _store: ObjectStore, life: str
+) -> Life:
+    return make_production(log, partition, settings, world, life)
+
+
+def _assembler(config: JoinConfig, partition: int) -> Assembler:
+    return Assembler(partition, config)
 
 
 def _pack(bench: Bench, settings: Settings, world: World, log: Log, _store: ObjectStore, life: str) -> Life:

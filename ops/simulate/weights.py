@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollwire.consumers.trainer.seals import open_batch
 from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
 from rollwire.consumers.weights.paths import anchor_step, delta_step
 from rollwire.consumers.weights.reader import load_version
@@ -15,6 +16,7 @@ from rollwire.schemas.errors import StoreError, WeightError
 from rollwire.schemas.records import PackedBatch, WeightVersion
 from rollwire.streams.pack_layout import plan_digest
 from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.synthetic import PeoplesKeys
 
 
 def check_weights(laws: Laws, store: ObjectStore, limits: Limits) -> None:
@@ -39,10 +41,7 @@ def check_weights(laws: Laws, store: ObjectStore, limits: Limits) -> None:
             )
     last = len(made) - 1
     line = [v for v in laws.versions[1:] if v.reverts_to is None and laws.reverts.leads(v.version, last)]
-    members = [
-        m for version in line for group in _groups(laws, version.step) for m in laws.groups[group].members
-    ]
-    expected = sum(member.advantage is not None for member in members)
+    expected = sum(len(_trained_of(laws, version.step)) for version in line)
     if made and made[-1].trained != expected:
         raise Violated(
             "4", f"{expected} rollouts were kept on the way to version {last}, {made[-1].trained} trained"
@@ -59,12 +58,22 @@ def _trained(sums: Sums, laws: Laws, version: WeightVersion) -> Sums:
             "9",
             f"step {version.step}: the plan is {digest}, says {slices[0].plan_digest}, trained was {step.plan_digest}",
         )
-    members = [m for group in _groups(laws, version.step) for m in laws.groups[group].members]
-    kept = sorted(m.rollout.rollout_id for m in members if m.advantage is not None)
+    kept = sorted(_trained_of(laws, version.step))
     laid = sorted(name for batch in slices for micro in batch.microbatches for name in micro.rollout_ids)
     if kept != laid:
         raise Violated("6", f"step {version.step} is of groups with the rollouts {kept}, laid out are {laid}")
-    return fold(sums, slices)
+    return fold(sums, [open_batch(batch, PeoplesKeys()).batch for batch in slices])
+
+
+def _trained_of(laws: Laws, step: int) -> list[str]:
+    """The rollouts of a step's groups that are trained on: of live traffic those that were scored, since their advantages
+    are the plan's own."""
+    return [
+        member.rollout.rollout_id
+        for group in (laws.groups[group_id] for group_id in _groups(laws, step))
+        for member in group.members
+        if (member.reward if group.baseline == "cohort" else member.advantage) is not None
+    ]
 
 
 def _chained(store: ObjectStore, version: WeightVersion, before: State | None) -> State:

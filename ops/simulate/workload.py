@@ -20,6 +20,7 @@ MODEL: Final = "policy"
 LINEAGE: Final = synthetic.LINEAGE
 OTHER_LINEAGE: Final = "0198a5c0-0000-7000-8000-00000000dead"
 DEADLINE_S: Final = 10.0
+LIVE_DEADLINE_S: Final = 15.0
 _SOURCE: Final = "rollwire/simulated-producer"
 _SAMPLED: Final = 4  # tokens of a rollout
 _PROMPT: Final = 2
@@ -37,7 +38,12 @@ Kind = Literal[
     "late",  # its last event comes after the deadline
     "single",
     "aborted",
+    "answered",  # from here on: answers of live traffic
+    "silent",  # nobody said anything
+    "ruled",  # the same, and a rule says what that is worth
+    "unjudged",  # its reward never comes
 ]
+LIVE_KINDS: Final[tuple[Kind, ...]] = ("answered", "answered", "answered", "silent", "ruled", "unjudged")
 _WEIGHTS: Final[dict[Kind, float]] = {
     "good": 10,
     "mixed": 6,
@@ -67,8 +73,13 @@ class Truth(NamedTuple):
 
     group_id: str
     kind: Kind
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[Rollout, ...]  # as they stand in a group
     rewards: tuple[float | None, ...]
+    signals: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.kind in LIVE_KINDS
 
     @property
     def oldest_version(self) -> int:
@@ -82,12 +93,36 @@ class Truth(NamedTuple):
 class Workload:
     """Opens groups; the truth of each stays in `groups`, every record that was ever planned in `poison` or there."""
 
-    def __init__(self, rng: random.Random, *, max_lag: int, traces: bool) -> None:
+    def __init__(self, rng: random.Random, *, max_lag: int, traces: bool, live: bool = False) -> None:
         self._rng = rng
         self._max_lag = max_lag
         self._traces = traces
+        self._live = live
         self._order = 0
         self.groups: dict[str, Truth] = {}
+
+    def open_answer(self, now_us: int, latest_version: int) -> list[Planned]:
+        """The same of live traffic: an answer, and what its feedback earned it when its window closed."""
+        rng = self._rng
+        kind = rng.choice(LIVE_KINDS)
+        group = synthetic.group_id(now_us, len(self.groups) + 1)
+        answer = synthetic.answer(
+            group,
+            at_us=now_us,
+            prompt=_PROMPT,
+            sampled=_SAMPLED,
+            version=self._version(latest_version, "good"),
+            outcome=rng.choice(("answered", "answered", "tool_error")),
+            model=MODEL,
+        )
+        value = None if kind in ("silent", "unjudged") else rng.choice((0.0, 0.5, 1.0))
+        signals = rng.randint(1, 3) if kind == "answered" else 0
+        plain = Rollout(**{name: getattr(answer, name) for name in Rollout.__struct_fields__})
+        self.groups[group] = Truth(group, kind, (plain,), (value,), signals)
+        events: list[Event] = [answer]
+        if kind != "unjudged":
+            events.append(synthetic.said(group, value, at_us=now_us, signals=signals))
+        return self._spread(group, kind, events, now_us)
 
     def open_group(self, now_us: int, latest_version: int, kind: Kind | None = None) -> list[Planned]:
         """The records of a new group, opened now by an engine that serves `latest_version` (at least 0)."""
@@ -113,7 +148,10 @@ class Workload:
     def poison(self, now_us: int) -> Planned:
         """Bytes that are no event, a cut one, one with an unknown schema."""
         rng = self._rng
-        topic = rng.choice(("rollouts", "rewards", "groups", *(("routing-traces",) if self._traces else ())))
+        others = (("routing-traces",) if self._traces else ()) + (
+            ("production-rollouts",) if self._live else ()
+        )
+        topic = rng.choice(("rollouts", "rewards", "groups", *others))
         value = rng.choice((b"", b"poison", b"\xc3\x01" + bytes(8), b"\xc3\x01" + bytes(40), None))
         return self._plan(now_us, Outgoing(topic, rng.randbytes(4), value))
 
@@ -194,4 +232,4 @@ class Workload:
 def _untiled(rollout: Rollout, record: Outgoing) -> Outgoing:
     """The rollout with spans that leave tokens out: what no producer of ours can write, and others might."""
     bad = msgspec.structs.replace(rollout, spans=(Span(version=0, start=0, end=1),))
-    return record._replace(value=encode_value(bad, schema_for(Rollout)))
+    return record._replace(value=encode_value(bad, schema_for(type(rollout))))

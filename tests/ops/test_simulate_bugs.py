@@ -10,11 +10,13 @@ import pytest
 from rollwire.consumers.packed_batches import PackedBatchReader
 from rollwire.consumers.trainer.arithmetic import ArithmeticLearner
 from rollwire.consumers.trainer.books import Books, Entry
+from rollwire.kernels.advantages import AdvantageResult, group_advantages
 from rollwire.ops.simulate.run import REAL, Bench, make_assemble, make_pack
 from rollwire.ops.simulate.sweep import search
 from rollwire.schemas.records import Group, PackedBatch
-from rollwire.streams import pack
+from rollwire.streams import pack, pack_cohort, pack_mix
 from rollwire.streams.assemble import Assembler
+from rollwire.streams.assemble_config import Kind
 from rollwire.streams.pack_judge import Facts, examine
 from rollwire.streams.seams.forwarding import ForwardingLog, ForwardingTransactions
 from rollwire.streams.seams.log import Log, Outgoing, TopicPartition, TransactionalWriter
@@ -145,6 +147,10 @@ def _forgets(
     learner.start(version, offsets, last_digest, newest_revert)
 
 
+def _with_itself(rewards: Sequence[float | None], _baseline: str) -> AdvantageResult:
+    return group_advantages(rewards, "mean")
+
+
 BUGS: Final[dict[str, Bug]] = {
     "the closed-set is skipped": Bug(("4", "9"), owner=Assembler, attribute="restore", value=lambda *_: None),
     "the closed-set is read before init_transactions": Bug(("4", "7"), _wrapped(LateWriter)),
@@ -161,6 +167,16 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "over a revert the weights are lost": Bug(
         ("5", "7"), OFTEN, owner=ArithmeticLearner, attribute="move", value=_forgets
+    ),
+    "each assemble takes the other's rewards": Bug(
+        ("4", "7", "10"), owner=Kind, attribute="passes_by", value=lambda *_: False
+    ),
+    "an answer is never too old": Bug(("6", "8"), owner=pack, attribute="judge_age", value=lambda *_: None),
+    "an answer is compared with itself too": Bug(
+        ("10",), owner=pack_cohort, attribute="group_advantages", value=_with_itself
+    ),
+    "one kind alone waits for ever": Bug(
+        ("8",), owner=pack_mix, attribute="_alone_since_us", value=lambda *_, **__: None
     ),
     "step n+1 is committed before n": Bug(("3", "7"), owner=Books, attribute="first", value=property(_last)),
 }

@@ -160,6 +160,18 @@ def test_a_second_reward_of_other_content_is_refused() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("of_user", [True, False])
+def test_a_bad_reward_is_refused_by_the_one_whose_it_says_it_is(live: bool, of_user: bool) -> None:
+    """Also where somebody died of it, whose it is not: it is not refused there, since the other one may take it."""
+    bench = Bench(CONFIG if live else AssembleConfig(group_deadline_s=30))
+    good = synthetic.said(G, 1.0, at_us=NOW_US) if of_user else synthetic.reward(G, 0, 1.0, at_us=NOW_US)
+    record = outgoing(good, source="test", time_us=NOW_US)
+    bench.put_raw(record._replace(value=(record.value or b"") + b"junk"))
+    letters = [e for e in bench.taken() if isinstance(e, r.DeadLetter)]
+    assert [letter.reason for letter in letters] == (["trailing_bytes"] if of_user is live else [])
+
+
+@pytest.mark.parametrize("live", [True, False])
 def test_each_instance_passes_the_others_rewards_by(live: bool) -> None:
     """What does not decode is refused once: by the instance of what was sampled for training."""
     bench = Bench(CONFIG if live else AssembleConfig(group_deadline_s=30))

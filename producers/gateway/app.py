@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any, Final, NamedTuple
 
 import structlog
+from msgspec import structs
 
 from rollwire.producers.gateway import answers
 from rollwire.producers.gateway.access import Access, Refusal, lacks
@@ -122,10 +123,11 @@ class GatewayApp:
             origin = head.origin
             allowed = origin is not None and service.access.allows_origin(origin)
             headers = [(n.encode(), v.encode()) for n, v in preflight_headers(origin, allowed)]
-            return _EMPTY._replace(headers=(*headers, _allow(page is None)))
+            return structs.replace(_EMPTY, headers=(*headers, _allow(page is None)))
         if page is None or method not in ("GET", "HEAD"):
             refusal = Refusal(405, "method_not_allowed", f"{path} takes {'POST' if page is None else 'GET'}")
-            return answers.problem(refusal, head.request_id)._replace(headers=(_allow(page is None),))
+            answer = answers.problem(refusal, head.request_id)
+            return structs.replace(answer, headers=(_allow(page is None),))
         return await page(service, head)
 
     async def _healthz(self, service: Service, head: Head) -> Answer:
@@ -155,7 +157,7 @@ class GatewayApp:
                 Refusal(404, "not_found", "no browser script in this installation"), head.request_id
             )
         answer = Answer(200, script.read_bytes(), b"text/javascript; charset=utf-8")
-        return answer._replace(headers=((b"cache-control", b"public, max-age=3600"),))
+        return structs.replace(answer, headers=((b"cache-control", b"public, max-age=3600"),))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import parse_qs
+
+import msgspec
 
 # ASGI's own types, without a dependency for them.
 Scope = dict[str, Any]
@@ -16,7 +19,12 @@ _FIELDS: Final = 16
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-class Head(NamedTuple):
+_READ: Final = frozenset(
+    (b"content-length", b"content-type", b"authorization", b"content-encoding", b"origin", b"x-request-id")
+)
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     authorization: str | None
     origin: str | None
@@ -42,10 +50,12 @@ def read_head(scope: Scope, ids: RequestIds) -> Head:
     media_type = encoding = ""
     length: int | None = None
     for name, value in scope["headers"]:
+        if name not in _READ:
+            continue
         if name == b"content-length":
             length = int(value) if value.isdigit() else None
         elif name == b"content-type":
-            media_type = value.decode("latin-1").partition(";")[0].strip().lower()
+            media_type = _media_type(value)
         elif name == b"authorization":
             authorization = value.decode("latin-1")
         elif name == b"content-encoding":
@@ -64,6 +74,11 @@ def read_head(scope: Scope, ids: RequestIds) -> Head:
         length,
         _address_key(query) if query else None,
     )
+
+
+@lru_cache(maxsize=256)
+def _media_type(value: bytes) -> str:
+    return value.decode("latin-1").partition(";")[0].strip().lower()
 
 
 def _address_key(query: bytes) -> str | None:

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final
 
 import structlog
 
@@ -21,6 +21,7 @@ from rollwire.producers.gateway.dialects.seam import Answer, Dialect, Said
 from rollwire.producers.gateway.encode import Encoder
 from rollwire.producers.gateway.head import Head
 from rollwire.producers.gateway.inflate import inflate
+from rollwire.producers.gateway.item import Parsed
 from rollwire.producers.gateway.judge import Context, Draft, judge
 from rollwire.producers.gateway.ledger import Ledger
 from rollwire.producers.gateway.records import Entry, sealed_entry
@@ -35,16 +36,9 @@ _log = structlog.get_logger()
 # Events that are judged at a stretch: other requests wait no longer than these take.
 _STRETCH: Final = 250
 _REMEMBERED: Final = 65_536
+_UNSEALED: Final = Refusal(500, "internal", "a comment that waits for its seal")
 _DESKS: Final = 1_024
 _SEALERS: Final = 4
-_UNSEALED: Final = Refusal(500, "internal", "a comment that waits for its seal")
-
-
-class Decided(NamedTuple):
-    """What became of a request's events, in order. `fates` are those of the entries; () = all are new."""
-
-    results: Sequence[Entry | Refusal]
-    fates: Sequence[Fate]
 
 
 class Intake:
@@ -130,82 +124,115 @@ class Intake:
         """The answer to a request whose events are known, each of them accounted for."""
         events = len(said.items)
         self._ledger.begin(events)
+        results: list[Entry | Refusal] = []
         try:
-            decided = await self._decide(dialect, caller, said, size, begun_s)
+            fates = self._turns_away(caller, events, size, begun_s) or await self._decide(
+                dialect, caller, said, size, begun_s, results
+            )
         except Exception:  # noqa: BLE001 - the edge of a request: whatever fails, it is answered and accounted for
             _log.exception("gateway.failed", request_id=head.request_id)
-            decided = Refusal(500, "internal", "a fault of the gateway; its log says more")
-        if isinstance(decided, Refusal):
-            self._ledger.drop(decided.code, events)
-            return dialect.problem(decided, head.request_id)
-        self._account(*decided)
-        return dialect.answer(said, *decided, head.request_id)
+            fates = Refusal(500, "internal", "a fault of the gateway; its log says more")
+        if isinstance(fates, Refusal):
+            self._ledger.drop(fates.code, events)
+            return dialect.problem(fates, head.request_id)
+        self._account(results, fates)
+        return dialect.answer(said, results, fates, head.request_id)
 
-    async def _decide(
-        self, dialect: Dialect, caller: Caller, said: Said, size: int, begun_s: float
-    ) -> Decided | Refusal:
-        results = await self._judge(dialect, caller, said, size, begun_s)
-        if isinstance(results, Refusal):
-            return results
-        entries = [result for result in results if not isinstance(result, Refusal)]
-        if not entries:
-            return Decided(results, ())
-        fates = await self._committer.submit(entries, size, begun_s + self._config.deadline_s)
-        if fates is None:
-            detail = "not acknowledged in time; sending the same ids again is harmless"
-            return self._busy("outcome_unknown", detail)
-        return Decided(results, fates)
-
-    async def _judge(
-        self, dialect: Dialect, caller: Caller, said: Said, size: int, begun_s: float
-    ) -> list[Entry | Refusal] | Refusal:
-        """Each event as an entry or its refusal; a refusal of the whole request where it cannot be served now."""
-        events = len(said.items)
+    def _turns_away(self, caller: Caller, events: int, size: int, begun_s: float) -> Refusal | None:
+        """Why the whole request cannot be served now; None = it can."""
         retry_after_s = self._quotas.take(caller, events, begun_s)
         if retry_after_s is not None:
             detail = f"the key's quota: {caller.rate:g} events/s, {caller.burst} at once"
             return Refusal(429, "quota_exceeded", detail, "", retry_after_s)
-        turned_away = "stopping" if self.stopping else self._committer.turns_away(events, size, begun_s)
-        if turned_away is not None:
-            return self._busy(turned_away, "nothing was written")
+        why = "stopping" if self.stopping else self._committer.turns_away(events, size, begun_s)
+        return None if why is None else self._busy(why, "nothing was written")
+
+    async def _decide(
+        self,
+        dialect: Dialect,
+        caller: Caller,
+        said: Said,
+        size: int,
+        begun_s: float,
+        results: list[Entry | Refusal],
+    ) -> Sequence[Fate] | Refusal:
+        """Each event in the log, or refused: `results` gets the word on each; the fates of those that were not refused."""
         context, encoder = self._desk(caller.tenant, caller.key_id, dialect.name)
         now_us = self._clock.now_us()
+        drafts: list[tuple[int, Draft]] = []
+        items = said.items
+        for start in range(0, len(items), _STRETCH):
+            if start:
+                await asyncio.sleep(0)
+            stretch = items if len(items) <= _STRETCH else items[start : start + _STRETCH]
+            self._judge(stretch, context, encoder, now_us, results, drafts)
+        if drafts:
+            try:
+                await self._seal(drafts, context, now_us, results, begun_s + self._config.deadline_s)
+            except (StoreError, SealError, TimeoutError) as error:
+                _log.warning("gateway.not_sealed", error=str(error))
+                return self._busy("unavailable", "the key store does not answer; nothing was written")
+        entries = [result for result in results if isinstance(result, Entry)]
+        if not entries:
+            return ()
+        fates = await self._committer.submit(entries, size, begun_s + self._config.deadline_s)
+        if fates is None:
+            detail = "not acknowledged in time; sending the same ids again is harmless"
+            return self._busy("outcome_unknown", detail)
+        return fates
+
+    def _judge(
+        self,
+        items: Sequence[Parsed],
+        context: Context,
+        encoder: Encoder,
+        now_us: int,
+        results: list[Entry | Refusal],
+        drafts: list[tuple[int, Draft]],
+    ) -> None:
+        """Adds the entry of each item, or its refusal. One with a comment to seal is a draft, with its place in `results`."""
         encoder.received(now_us)
-        rules = self._rules
-        results: list[Entry | Refusal] = []
-        unsealed: list[tuple[int, Draft]] = []
-        for index, item in enumerate(said.items):
+        rules, tenant = self._rules, context.tenant
+        for item in items:
             draft = item if isinstance(item, Refusal) else judge(item, context, rules, now_us)
             if isinstance(draft, Refusal):
                 results.append(draft)
             elif draft.comment is None:
-                record = encoder.record(draft)
-                results.append(
-                    Entry((context.tenant, draft.feedback_id), draft.digest, draft.id_source, record)
-                )
+                key = (tenant, draft.feedback_id)
+                results.append(Entry(key, draft.digest, draft.id_source, encoder.record(draft)))
             else:
-                unsealed.append((index, draft))
+                drafts.append((len(results), draft))
                 results.append(_UNSEALED)
-            if index % _STRETCH == _STRETCH - 1:
-                await asyncio.sleep(0)
-                encoder.received(now_us)  # another request may have said another time
-        if unsealed:
-            seal = partial(self._seal, [draft for _, draft in unsealed], context, now_us)
-            try:
-                sealed = await asyncio.get_running_loop().run_in_executor(self._sealers, seal)
-            except (StoreError, SealError) as error:
-                _log.warning("gateway.not_sealed", error=str(error))
-                return self._busy("unavailable", "the key store does not answer; nothing was written")
-            for (index, _), entry in zip(unsealed, sealed, strict=True):
-                results[index] = entry
-        return results
 
-    def _seal(self, drafts: Sequence[Draft], context: Context, now_us: int) -> list[Entry]:
-        """On another thread: a person who is new costs the key store's time."""
-        return [sealed_entry(draft, context, now_us, self._keys.data_key(draft.subject)) for draft in drafts]
+    async def _seal(
+        self,
+        drafts: Sequence[tuple[int, Draft]],
+        context: Context,
+        now_us: int,
+        results: list[Entry | Refusal],
+        ends_s: float,
+    ) -> None:
+        """Puts entries in the drafts' places. On another thread: a person who is new costs the key store's time.
+        Raises `TimeoutError` at the moment `ends_s`."""
+
+        def seal() -> list[Entry]:
+            entries: list[Entry] = []
+            for _, draft in drafts:
+                if time.monotonic() > ends_s:
+                    raise TimeoutError(f"{len(entries)} of {len(drafts)} comments were sealed in time")
+                entries.append(sealed_entry(draft, context, now_us, self._keys.data_key(draft.subject)))
+            return entries
+
+        async with asyncio.timeout(ends_s - time.monotonic()):
+            sealed = await asyncio.get_running_loop().run_in_executor(self._sealers, seal)
+        for (index, _), entry in zip(drafts, sealed, strict=True):
+            results[index] = entry
 
     def _account(self, results: Sequence[Entry | Refusal], fates: Sequence[Fate]) -> None:
         ledger = self._ledger
+        if not fates and len(results) == 1 and type(results[0]) is Entry:
+            ledger.accept(1, 0)
+            return
         repeated = conflicting = refused = 0
         for fate in fates:
             repeated += fate == REPEATED

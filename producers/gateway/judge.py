@@ -12,6 +12,7 @@ from hashlib import blake2b, sha256
 from hmac import digest as hmac_digest
 from typing import Final, NamedTuple
 
+import msgspec
 from msgspec import UNSET
 
 from rollwire.producers.gateway.access import Refusal
@@ -43,7 +44,7 @@ class Context(NamedTuple):
     max_skew_us: int
 
 
-class Draft(NamedTuple):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """An accepted event before its comment is sealed."""
 
     feedback_id: str

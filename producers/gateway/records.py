@@ -6,6 +6,8 @@ import hmac
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+import msgspec
+
 from rollwire.kernels.seal import NONCE_BYTES, place_of, seal
 from rollwire.producers.emit import outgoing
 from rollwire.producers.gateway.access import FeedbackKey
@@ -20,7 +22,7 @@ CONFLICT: Final = (REFUSED_HEADER, b"conflicting_repeat")
 """Header of a record whose caller was told 409: attribution makes a dead letter of it, whatever rollout it names."""
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One event on its way to the log."""
 
     key: FeedbackKey

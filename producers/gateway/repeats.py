@@ -38,6 +38,7 @@ class CachedRepeats:
         self._hints = hints
         self._config = config
         self._local = LocalRepeats(config.size)
+        self._named: dict[FeedbackKey, bytes] = {}  # of the ids that were asked for last: they are remembered next
         self._lock = threading.Condition()
         self._names = bytearray()  # to be told, with
         self._digests = bytearray()
@@ -48,7 +49,9 @@ class CachedRepeats:
     def known(self, ids: Sequence[FeedbackKey]) -> Mapping[FeedbackKey, bytes]:
         found = dict(self._local.known(ids))
         others = [key for key in ids if key not in found]
-        if others and (answer := self._hints.digests(b"".join(map(_name, others)))) is not None:
+        named = list(map(_name, others))
+        self._named = dict(zip(others, named, strict=True))
+        if others and (answer := self._hints.digests(b"".join(named))) is not None:
             for index, key in enumerate(others):
                 digest = answer[index * WIDTH : (index + 1) * WIDTH]
                 if digest != NOTHING:
@@ -59,7 +62,8 @@ class CachedRepeats:
         if any(len(digest) != WIDTH for digest in digests.values()):
             raise ValueError(f"a digest is {WIDTH} bytes")
         self._local.remember(digests)
-        names = b"".join(map(_name, digests))
+        named = self._named
+        names = b"".join([named.get(key) or _name(key) for key in digests])
         with self._lock:
             if names and len(self._names) < _UNTOLD * WIDTH:  # a hint may be lost, memory may not
                 self._names += names

@@ -17,9 +17,10 @@ OVERHEAD_BYTES: Final = 4 * 1024
 
 def record_bytes(record: Outgoing | Record) -> int:
     """Bytes of key, value and headers."""
-    size = len(record.key or b"") + len(record.value or b"")
-    for name, value in record.headers:
-        size += len(name) + len(value or b"") + 10
+    key, value = record.key, record.value
+    size = (len(key) if key else 0) + (len(value) if value else 0) + 10 * len(record.headers)
+    for name, content in record.headers:
+        size += len(name) + (len(content) if content else 0)
     return size
 
 

@@ -72,8 +72,9 @@ class KafkaWriter:
         deadline = time.monotonic() + timeout_s
         delivery = Delivery()
         producer = self._producer
+        report = delivery.report
         for record in records:
-            produce(producer, self._prefix, record, deadline, delivery.report)
+            produce(producer, self._prefix, record, deadline, report)
         while delivery.done < len(records):
             left = deadline - time.monotonic()
             if left <= 0:

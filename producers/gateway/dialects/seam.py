@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from rollwire.producers.gateway.access import Refusal
 from rollwire.producers.gateway.commit import Fate
@@ -14,14 +16,14 @@ JSON = b"application/json"
 PROBLEM = b"application/problem+json"
 
 
-class Said(NamedTuple):
+class Said(msgspec.Struct, frozen=True, gc=False):
     """What a request says: its events in order, each well-formed or refused."""
 
     items: Sequence[Parsed]
     batch: bool  # whether the answer is one of a batch, also where there is one event
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     status: int
     body: bytes
     media_type: bytes = JSON

@@ -38,7 +38,8 @@ class CachedRepeats:
         self._hints = hints
         self._config = config
         self._local = LocalRepeats(config.size)
-        self._named: dict[FeedbackKey, bytes] = {}  # of the ids that were asked for last: they are remembered next
+        # Of the ids that were asked for last: most are remembered next.
+        self._named: dict[FeedbackKey, bytes] = {}
         self._lock = threading.Condition()
         self._names = bytearray()  # to be told, with
         self._digests = bytearray()

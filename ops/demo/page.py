@@ -131,6 +131,9 @@ def _learning(page: Page, frame: Frame) -> Table:
     table.add_row(
         "lag", f"{page.lag_max} of at most {frame.max_lag} versions", f"tokens by lag {lags}" if lags else ""
     )
+    if page.coverage:
+        covered = ", ".join(f"{c.outcome or 'not said'} {c.signalled}/{c.rollouts}" for c in page.coverage)
+        table.add_row("feedback coverage", covered)
     return table
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rollwire.schemas.records import (
+    Coverage,
     DeadLetter,
     Evaluation,
     Event,
@@ -125,6 +126,9 @@ class Page(_Row, frozen=True, kw_only=True):
     lag_max: int = 0  # of the last step
     lag_max_ever: int = 0
     mismatch: tuple[MismatchBy, ...] = ()  # of the last step, by environment, fleet and version
+    coverage: tuple[
+        Coverage, ...
+    ] = ()  # of the last step's answers of live traffic, by outcome; () = it had none
     notices: tuple[Told, ...] = ()  # the last `NOTICES`, newest first
     fates: tuple[FateCount, ...] = ()  # most frequent first
     dead_letters: tuple[LetterCount, ...] = ()  # most frequent first
@@ -223,6 +227,7 @@ def _step(page: Page, event: TrainStep) -> Page:
         steps_done=event.step,
         lineage=event.lineage,
         lag_histogram=event.lag_histogram,
+        coverage=event.coverage,
         lag_max=event.max_lag,
         mismatch=event.mismatch_by,
         tokens_per_s=point.tokens_per_s,

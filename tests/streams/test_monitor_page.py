@@ -11,6 +11,7 @@ import pytest
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.golden import all_examples
 from rollwire.schemas.records import (
+    Coverage,
     Evaluation,
     Event,
     FleetStatus,
@@ -214,3 +215,12 @@ def test_settings_from_the_environment() -> None:
     assert config.page_key == "p.monitor/page"
     with pytest.raises(ConfigError, match="ROLLWIRE_MONITOR_PORT='no'"):
         config_from_environment({"ROLLWIRE_MONITOR_PORT": "no"})
+
+
+def test_the_coverage_of_the_last_step_is_shown() -> None:
+    rows = (Coverage(outcome="answered", rollouts=4, signalled=3, scored=3),)
+    page = fold(Page(), step(1, coverage=rows), NOW_US)
+    assert page.coverage == rows
+    assert from_json(to_json(page)) == page
+    assert fold(page, step(2), NOW_US).coverage == ()
+    assert fold(fold(Page(), step(2), NOW_US), step(1, coverage=rows), NOW_US).coverage == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -296,6 +297,36 @@ def test_without_the_key_store_comments_wait_and_clicks_go_on() -> None:
         await assert_adds_up(ask, 2, accepted=1, shed=1)
 
     run(scenario, log, keys=AwayKeys())
+
+
+class HangingKeys(MemoryKeys):
+    """A store that answers when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def data_key(self, subject: str) -> DataKey:
+        assert self.go.wait(TIMEOUT_S)
+        return super().data_key(subject)
+
+
+def test_a_key_store_that_hangs_is_waited_for_until_the_deadline_only() -> None:
+    async def main() -> None:
+        log, keys = new_log(), HangingKeys()
+        try:
+            async with running(make_app(log, keys, SECRET, config=config(deadline_s=0.3))) as ask:
+                late = await ask("/v1/feedback", raw(said(1, comment="why", subject="ann")))
+                assert (late.status, late.json["code"]) == (503, "unavailable")
+                assert late.headers["retry-after"]
+                assert (await ask("/v1/feedback", raw(said(2)))).status == 200
+                assert "user-feedback" in (await ask("/metrics", method="GET")).body.decode()
+                keys.go.set()
+        finally:
+            keys.go.set()
+        assert [event.feedback_id for event in events(log)] == ["f2"]
+
+    asyncio.run(main())
 
 
 def test_over_the_quota_it_is_429_with_retry_after() -> None:

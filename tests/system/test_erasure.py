@@ -316,7 +316,7 @@ def broker_files(stack: StackInfo, prefix: str) -> Iterator[Path]:
     yield from (path for path in files if path.suffix not in (".index", ".timeindex"))
 
 
-def test_p8_after_an_erasure_nothing_shows_what_a_person_wrote_or_read(
+def test_after_an_erasure_nothing_shows_what_a_person_wrote_or_read(
     flow: Flow, wait_for: Wait, tmp_path: Path
 ) -> None:
     began_us = time.time_ns() // 1_000

@@ -24,7 +24,7 @@ def run_attribution(config: AttributionConfig) -> None:
     Raises `EnvironmentMissing` where a package is of a version that is not supported, `ConfigError` for bad rules,
     `TopicMismatch` where topics are missing, `LogError` where the broker is away.
     """
-    check_versions(installed())
+    check_versions(installed(), "attribution")
     import faust
 
     app = build_app(config)

@@ -36,7 +36,7 @@ def installed() -> dict[str, str]:
     return found
 
 
-def check_versions(found: Mapping[str, str]) -> None:
+def check_versions(found: Mapping[str, str], what: str = "the monitor") -> None:
     """Raises `EnvironmentMissing` that names every version which is not supported, and those that are."""
     wrong = [
         f"{name} {found.get(name, 'is not there')} (supported: {_text(low)} to below {_text(high)})"
@@ -45,7 +45,7 @@ def check_versions(found: Mapping[str, str]) -> None:
     ]
     if wrong:
         raise EnvironmentMissing(
-            f"the monitor does not run on {', '.join(wrong)}; the other roles do: install supported versions for it"
+            f"{what} does not run on {', '.join(wrong)}; the other roles do: install supported versions for it"
         )
 
 

@@ -62,7 +62,7 @@ from rollwire.streams.seams.sealing import open_field
 pytestmark = pytest.mark.system
 
 SCRIPT: Final = Path(sys.executable).with_name("rollwire")
-WINDOW_S: Final = 12
+WINDOW_S: Final = 8
 GRACE_S: Final = 3
 
 

@@ -53,6 +53,10 @@ class AsyncFeedbackClient:
             timeout_s=timeout_s,
             fsync_s=fsync_s,
         )
+        # 0.2 s, once a process: here, where a program starts, and not in its loop.
+        import httpcore  # noqa: F401  which httpx imports when it makes a client
+        import httpx  # noqa: F401
+
         self._waits_for_disk = spool is not None and fsync_s == 0
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -147,13 +151,17 @@ class AsyncFeedbackClient:
         if self._closed:
             return None
         self._closed = True
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(RollwireError):  # what waits is told below
             await self.flush(timeout_s)
         self._ended = True
+        self._woken.set()
         if self._task is not None:
-            self._woken.set()
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=max(0.1, timeout_s))
+            # The task ends by itself, unless a request is under way: that is given up, and its events are sent again.
+            done, _ = await asyncio.wait([self._task], timeout=max(0.1, deadline - time.monotonic()))
+            if not done:
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=1.0)
         return self._core.close()
 
     async def _run(self) -> None:

@@ -42,7 +42,8 @@ class FeedbackClient:
     key
         An API key with the scope feedback:write; by default $ROLLWIRE_FEEDBACK_KEY. A gateway on this machine may need none.
     spool
-        A folder on a local disk, which processes may share. Made if need be. None: memory.
+        A folder on a local disk, made if need be. Processes may share it if they send to the same gateway for the same tenant:
+        each sends what an ended one left. None: memory.
     on_refused
         Called in the background with every event that the gateway refuses for good; by default it is logged.
     max_bytes

@@ -198,7 +198,7 @@ def test_a_single_event_goes_after_its_linger(make: Callable[..., Any], gateway:
 
 def test_an_answer_that_is_lost_costs_nothing(make: Callable[..., Any], gateway: Gateway) -> None:
     gateway.faults = [_stored_but_unanswered(gateway), says(503), says(429, Retry_After="0"), says(500)]
-    client = make()
+    client = make(linger_s=60)  # all in one request
     ids = [client.send(ROLLOUT, "thumb", 1) for _ in range(5)]
     client.flush(30)
     assert list(gateway.events) == ids

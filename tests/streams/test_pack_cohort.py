@@ -31,7 +31,7 @@ from rollwire.schemas.records import (
 from rollwire.streams import synthetic
 from rollwire.streams.pack import PackConfig, Packer, Refusal
 from rollwire.streams.pack_cohort import Cohort, CohortConfig, Spoilt, below_floor, coverage_of, judge_cohort
-from rollwire.streams.pack_layout import plan_digest
+from rollwire.streams.pack_layout import PlanFrame, lay_out, plan_digest
 from rollwire.streams.seams.log import Record
 
 START_US = 1_767_225_600_000_000
@@ -550,6 +550,24 @@ def check_laws(bench: Bench, sent: list[Group]) -> None:
         assert plan.base_version - min(spans) <= config.max_lag_versions
         batches = [e for e in bench.events if isinstance(e, PackedBatch) and e.step == plan.step]
         assert plan_digest(batches) == plan.plan_digest
+        # From the groups and the settings alone an auditor comes to the same plan.
+        judged_ = judge_cohort(live, cohort) if live else None
+        assert judged_ is None or isinstance(judged_, Cohort)
+        others = [by_id[i] for i in plan.group_ids if by_id[i].baseline != "cohort"]
+        frame = PlanFrame(
+            plan.model,
+            plan.lineage,
+            plan.step,
+            plan.base_version,
+            config.ranks,
+            config.microbatch_tokens,
+            config.max_lag_versions,
+            config.cost,
+            plan.cut,
+            cohort=judged_,
+        )
+        again = lay_out([*others, *(judged_.groups if judged_ else ())], frame)
+        assert list(again) == batches
     notices = [e for e in bench.events if isinstance(e, Notice)]
     assert len({notice.at_us for notice in notices}) == len(notices)
     bare = sum(fate.reason == "coverage" for fate in fates)

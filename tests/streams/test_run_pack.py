@@ -247,6 +247,41 @@ def test_the_marks_follow_where_some_group_always_waits() -> None:
     assert len(set(said)) == len(said) == 160
 
 
+def test_time_alone_settles_what_waits_for_too_long() -> None:
+    """An answer that became too old, and a kind that waited long enough for the other one: nothing new has to come."""
+    clock = ManualClock()
+    log = MemoryLog({**TOPICS, "groups": 1, "group-fates": 1}, clock)
+    mix = CohortConfig(production_share=0.5, max_age_s=60, max_wait_s=20)
+    config = PackConfig(groups_per_step=4, cohort=mix)
+    quick = RuntimeConfig(idle_s=0, linger_ms=0, offsets_only_s=0, end_check_s=0)
+    send(log, synthetic.version(0, at_us=NOW_US))
+    old = synthetic.group_id(clock.now_us(), 0)
+    send(log, grouped(old, live=True, version=0))
+    for number in range(1, 6):
+        send(log, grouped(synthetic.group_id(clock.now_us(), number), live=False, version=0))
+    session = Session(log, drive(log, config, "t.", "policy", synthetic.LINEAGE), quick, clock)
+    planned: list[int] = []
+    fates: list[int] = []
+    for _ in range(7):
+        for _ in range(3):
+            session.turn()
+        planned.append(len(read(log, "packed-batches")))
+        fates.append(len(read(log, "group-fates")))
+        clock.advance(10.0)
+    assert planned == [0, 0, 1, 1, 1, 1, 1]  # 20 s after the fourth of its kind came
+    assert fates == [0, 0, 4, 4, 4, 4, 4]
+    clock.advance(0.001)
+    session.turn()
+    last = read(log, "group-fates")[-1]
+    assert isinstance(last, GroupFate)
+    assert (last.group_id, last.reason) == (old, "too_old")
+    groups = TopicPartition("groups", 0)
+    assert log.committed("t.pack", [groups]) == {
+        groups: 5
+    }  # behind the five that are decided: one group waits
+    session.close()
+
+
 def grouped(group_id: str, *, live: bool, version: int) -> Group:
     """A group as either instance of assemble writes it."""
     if live:

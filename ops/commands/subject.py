@@ -90,13 +90,15 @@ def erase(
     console = Console(stderr=True, highlight=False)
     keys = open_keys(stack)
     with at.log("erase") as log, closing(RedisCache(stack.redis_url)) as cached:
-        reach = None if yes and not dry_run else _traced(log, person, console)
+        state = keys.state(person)
+        known = bool(state.live or state.destroyed)
+        # Whoever does not ask destroys before anything else; where there is nothing to destroy, a look comes first.
+        reach = None if yes and known and not dry_run else _traced(log, person, console)
         if reach is not None:
             _print(reach)
-            state = keys.state(person)
-            if reach.nothing and not (state.live or state.destroyed):
+            if reach.nothing and not known:
                 console.print(
-                    f"nothing is known of {person}: are subject and tenant spelled as in their feedback?"
+                    f"nothing is known of {person}, nothing was done: are subject and tenant spelled as in their feedback?"
                 )
                 return 1
             if reach.generations > max(*state.live, *state.destroyed, 0, 0):
@@ -104,7 +106,7 @@ def erase(
             if dry_run:
                 console.print(f"dry run: {len(state.live)} keys would be destroyed; nothing was done")
                 return 0
-            if not _confirmed(console, person):
+            if not yes and not _confirmed(console, person):
                 console.print("nothing was done")
                 return 1
         asked = Request(person, request or _new_id(), reason, by or _user())

@@ -359,6 +359,9 @@ def test_after_an_erasure_nothing_shows_what_a_person_wrote_or_read(
     assert cli.run(["subject", "export", "--out", str(given), *meant]) == 0
     assert people[ADA].comment in given.read_text()
     assert people[BOB].comment not in given.read_text()
+    nobody = [word if word != names[ADA] else f"{names[ADA]} " for word in meant]
+    assert cli.run(["erase", "--yes", *nobody]) == 1  # a name that is spelled otherwise is no success
+    assert flow.events("erasures") == []
     assert cli.run(["erase", "--yes", "--json", str(report), *meant]) == 0
     reached = json.loads(report.read_text())["reached"]
     assert [one["trained"] for one in reached["lineages"]] == [[1]]
@@ -420,6 +423,7 @@ def searched(
     flow: Flow, wait_for: Wait, person: Said, key: bytes, name: str, ciphertext: bytes, since_us: int
 ) -> None:
     wanted = needles(person, (key,), name)
+    assert any("changelog" in state.name for state in list_topics(flow.stack.bootstrap, flow.prefix))
     found: list[str] = []
     holders: set[str] = set()  # topics that hold the ciphertext: the search sees what flows through them
     for record in flow.records():

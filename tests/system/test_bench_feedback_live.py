@@ -32,6 +32,8 @@ def test_t6_nothing_is_lost_or_repeated_under_load_and_faults(
     assert 0 < figures["feedback.p99_ms"].value <= figures["feedback.p999_ms"].value
     # What the broker's pause cost is in the latencies from the planned time.
     assert figures["feedback.broker.max_ms"].value >= 1_000 * SMALL.broker_pause_s * 0.8
+    # Callers lost patience meanwhile, and asked again.
+    assert figures["feedback.broker.tries_again"].value > 0
     # The gateway's death was met: asks were sent again, and all were answered in the end.
     assert figures["feedback.kill.tries_again"].value > 0
     asked = sum(

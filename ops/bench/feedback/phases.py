@@ -63,6 +63,7 @@ _CROWD: Final = 1_024
 _ANSWER_S: Final = 15.0
 _BURST_SHARE: Final = 8  # ten times the maximum over this is a quarter more than it can take
 _FLOOD: Final = 3  # times what it takes in batches
+_IMPATIENT: Final = 0.4  # of the broker's pause, callers wait for an answer
 _FAULT_SHARE: Final = 0.2  # of the maximum
 
 
@@ -202,7 +203,8 @@ def flood_figures(load: Load, maximum: float, sizes: Sizes) -> list[Figure]:
 
 
 def broker_figures(load: Load, stack: StackInfo, maximum: float, sizes: Sizes) -> list[Figure]:
-    """The broker stands still: nothing is acknowledged meanwhile, nothing that was is lost."""
+    """The broker stands still, for longer than callers wait: they ask again under the same ids while their first try is still
+    under way. Nothing is acknowledged meanwhile, nothing is there twice afterwards."""
 
     def pause() -> None:
         pid = read_stack(stack.dir).services["kafka"].pid
@@ -214,7 +216,10 @@ def broker_figures(load: Load, stack: StackInfo, maximum: float, sizes: Sizes) -
             os.kill(pid, signal.SIGCONT)
 
     seconds = 2 * sizes.fault_s + sizes.broker_pause_s
-    return _fault_figures("broker", _fault(load, "broker", maximum, seconds, pause))
+    plan = load.plan("broker", (Rate(_FAULT_SHARE * maximum, seconds),), _CROWD)
+    return _fault_figures(
+        "broker", load.run(plan._replace(answer_s=_IMPATIENT * sizes.broker_pause_s), pause)
+    )
 
 
 def redis_figures(load: Load, stack: StackInfo, maximum: float, sizes: Sizes) -> list[Figure]:

@@ -6,8 +6,10 @@ good event is taken at once; memory stays bounded; and in the end every event th
 
 from __future__ import annotations
 
+import math
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -440,16 +442,25 @@ def test_c68_c70_c74_poison_at_attribution(gateway: Running) -> None:
             thumb(never, "nobody", 1),
         ) == [200, 200, 200, 409, 200]
         assert send(other, thumb(foreign, "praise", -1)) == [200]
-        partition = next(r for r in scan(log, ["user-feedback"]) if r.key == praised.split(".")[0].encode())
+        taken = next(r for r in scan(log, ["user-feedback"]) if r.key == praised.split(".")[0].encode())
+        value = taken.value or b""
+        one = struct.pack("<d", 1.0)
+        assert value.count(one) == 1
         poison = [
-            partition._replace(value=b"not framed at all"),
-            partition._replace(value=None),
-            partition._replace(value=b"\xc3\x01" + bytes(8) + b"of no schema"),
-            partition._replace(value=(partition.value or b"")[:-3]),
-            partition._replace(headers=()),
+            taken._replace(value=b"not framed at all"),
+            taken._replace(value=None),
+            taken._replace(value=b"\xc3\x01" + bytes(8) + b"of no schema"),
+            taken._replace(value=value[:-3]),
+            taken._replace(headers=()),
+            taken._replace(value=value.replace(one, struct.pack("<d", math.nan))),
+            taken._replace(value=value.replace(one, struct.pack("<d", 7.0))),
+            taken._replace(value=value.replace(b"thumb", b"thumx")),
+            # Passed over here: the dead letters of that topic are assemble's.
+            taken._replace(topic="production-rollouts", value=b"not framed either"),
+            taken._replace(topic="production-rollouts"),
         ]
         with closing(log.writer()) as writer:
-            writer.write([Outgoing("user-feedback", r.key, r.value, r.headers) for r in (*poison, partition)])
+            writer.write([Outgoing(r.topic, r.key, r.value, r.headers) for r in (*poison, taken)])
             writer.write([answered(rollout) for rollout in (praised, contested, foreign, silent)])
         with attribution(gateway):
             wanted = {praised, contested, foreign, silent}
@@ -464,8 +475,9 @@ def test_c68_c70_c74_poison_at_attribution(gateway: Running) -> None:
         assert (given[rollout].reward, given[rollout].evidence) == (None, ())
     reasons = Counter(letter.reason for letter in letters)
     for reason, count in {
-        "conflicting_repeat": 1, "tenant_mismatch": 1, "late": 1, "not_framed": 1, "tombstone_not_allowed": 1,
-        "unknown_schema": 1, "unknown_rollout": 1, "header_mismatch": 1, "malformed": 1,
+        "conflicting_repeat": 1, "tenant_mismatch": 1, "late": 1, "unknown_rollout": 1, "not_framed": 1, "malformed": 1,
+        "tombstone_not_allowed": 1, "unknown_schema": 1, "header_mismatch": 1, "not_finite": 1, "value_out_of_range": 1,
+        "unknown_signal": 1,
     }.items():  # fmt: skip
         assert reasons[reason] >= count, reasons
 

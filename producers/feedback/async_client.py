@@ -55,8 +55,9 @@ class AsyncFeedbackClient:
         )
         # 0.2 s, once a process: here, where a program starts, and not in its loop.
         import httpcore  # noqa: F401  which httpx imports when it makes a client
-        import httpx  # noqa: F401
+        import httpx
 
+        self._tls = httpx.create_ssl_context()
         self._waits_for_disk = spool is not None and fsync_s == 0
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -168,7 +169,7 @@ class AsyncFeedbackClient:
         import httpx
 
         core = self._core
-        async with httpx.AsyncClient(timeout=core.timeout_s, headers=core.headers) as http:
+        async with httpx.AsyncClient(timeout=core.timeout_s, headers=core.headers, verify=self._tls) as http:
             while not self._ended:
                 self._woken.clear()
                 now = time.monotonic()

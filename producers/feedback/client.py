@@ -85,10 +85,12 @@ class FeedbackClient:
             timeout_s=timeout_s,
             fsync_s=fsync_s,
         )
-        # 0.2 s, once a process. Here and not in the thread: a fork in the middle would leave the child half a module.
+        # 0.2 s, once a process. Here and not in the thread: a fork in the middle would leave the child half a module, or a
+        # lock of OpenSSL's that nobody holds any more.
         import httpcore  # noqa: F401  which httpx imports when it makes a client
-        import httpx  # noqa: F401
+        import httpx
 
+        self._tls = httpx.create_ssl_context()
         self._begin()
         _open_clients.add(self)
 
@@ -235,7 +237,7 @@ class FeedbackClient:
 
         core = self._core
         try:
-            with httpx.Client(timeout=core.timeout_s, headers=core.headers) as http:
+            with httpx.Client(timeout=core.timeout_s, headers=core.headers, verify=self._tls) as http:
                 while not self._ended:
                     with self._changed:
                         wakes = self._wakes

@@ -31,6 +31,10 @@ def _any(checks: tuple[Check, ...]) -> Check:
     return lambda value: any(check(value) for check in checks)
 
 
+def _none_or(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
 def _items(kind: Any) -> Check:
     """Of a tuple or list: simple items by the set of their types, all others one by one."""
     branches = _branches(kind)
@@ -92,6 +96,8 @@ def _struct(kind: type[msgspec.Struct]) -> Check:
 def compile_check(kind: Any) -> Check:
     """A function that says whether a value is of a type. Raises `TypeError` for a type that no record of ours has."""
     branches = _branches(kind)
+    if len(branches) == 2 and _NONE in branches:
+        return _none_or(compile_check(next(branch for branch in branches if branch is not _NONE)))
     if len(branches) > 1:
         return _any(tuple(map(compile_check, branches)))
     if kind in (*_SIMPLE, _NONE):

@@ -65,8 +65,12 @@ class Intake:
         self._clock = clock
         self._committer = committer
         self._ledger = ledger
-        self._reader = BodyReader(config.max_body_bytes, config.body_timeout_s)
-        self._held = 0  # bytes of bodies
+        self._reader = BodyReader(
+            config.max_body_bytes,
+            config.max_bodies_bytes,
+            config.body_timeout_s,
+            self._busy("overloaded", "too many large requests at once"),
+        )
         self.stopping = False
         self._sealers = ThreadPoolExecutor(_SEALERS, thread_name_prefix="seal")
 
@@ -94,27 +98,26 @@ class Intake:
         if isinstance(caller, Refusal):
             return self._turned_away(dialect, caller, head)
         config = self._config
-        size = config.max_body_bytes if head.length is None else min(head.length, config.max_body_bytes)
-        if self._held and self._held + size > config.max_bodies_bytes:
-            return self._turned_away(
-                dialect, self._busy("overloaded", "too many large requests at once"), head
-            )
-        self._held += size
+        body = await self._reader.read(receive, head.length, caller)
+        begun_s = time.monotonic()
+        if isinstance(body, Refusal):
+            return self._turned_away(dialect, body, head)
+        size = len(body)
         try:
-            body = await self._reader.read(receive, head.length)
-            begun_s = time.monotonic()
-            if head.encoding and not isinstance(body, Refusal):
-                body = inflate(body, head.encoding, config.max_body_bytes)
+            inflated = inflate(body, head.encoding, config.max_body_bytes) if head.encoding else body
+            del body
             said = (
-                body if isinstance(body, Refusal) else dialect.parse(body, head.media_type, config.max_items)
+                inflated
+                if isinstance(inflated, Refusal)
+                else dialect.parse(inflated, head.media_type, config.max_items)
             )
             if isinstance(said, Refusal):
                 return self._turned_away(dialect, said, head)
-            size_read = len(body)
-            del body
+            size_read = len(inflated)
+            del inflated
             answer = await self._answer(dialect, caller, said, size_read, head, begun_s)
         finally:
-            self._held -= size
+            self._reader.done(size, caller)
         self._ledger.latency.observe(time.monotonic() - begun_s)
         return answer
 

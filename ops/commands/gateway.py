@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from pydantic import ValidationError
 
-from rollwire.ops.broker import DEFAULT_DIR, DEFAULT_PREFIX, Folder
+from rollwire.ops.broker import DEFAULT_DIR, Folder, Prefix, Registry, broker
 
 
 def gateway(
@@ -22,11 +22,12 @@ def gateway(
     behind_proxy: Annotated[bool, Parameter(negative=())] = False,
     open: Annotated[bool, Parameter(negative=())] = False,
     tenant: str = "default",
-    origin: tuple[str, ...] = (),
+    origin: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     deadline_s: float = 10.0,
     redis: str | None = None,
     bucket: str | None = None,
-    prefix: str = DEFAULT_PREFIX,
+    prefix: Prefix = None,
+    registry: Registry = None,
     dir: Folder = DEFAULT_DIR,
 ) -> None:
     """Take feedback by `POST /v1/feedback` (and OTLP logs by `POST /v1/logs`) until told to stop.
@@ -59,18 +60,13 @@ def gateway(
         URL of the Redis for quotas and repeats; by default the stack's. It may be away.
     bucket
         Bucket of API keys and data keys; by default the stack's.
-    prefix
-        Prefix of the topics.
     """
-    from contextlib import closing
-
     from rollwire.ops.config_errors import config_error
     from rollwire.ops.gateway import gateway_app, read_rules, run_gateway
     from rollwire.ops.stack import read_stack
     from rollwire.ops.stopping import stop_on_signals
     from rollwire.producers.gateway.config import GatewayConfig
     from rollwire.producers.gateway.tls import tls_config
-    from rollwire.streams.seams.log_kafka import KafkaLog
 
     values = {
         "host": host,
@@ -91,11 +87,12 @@ def gateway(
     stack = read_stack(dir)
     if redis is not None:
         stack = stack.model_copy(update={"redis_url": redis})
+    at = broker(dir, prefix=prefix, registry=registry)
     stop = threading.Event()
     stop_on_signals(stop)
     with (
-        closing(KafkaLog(stack.bootstrap, prefix=prefix, client_id="rollwire-gateway")) as log,
-        gateway_app(stack, log, config, prefix=prefix, rules=known, bucket=bucket) as app,
+        at.log("gateway") as log,
+        gateway_app(stack, log, config, prefix=at.prefix, rules=known, bucket=bucket) as app,
     ):
         run_gateway(
             app, config, stop, ready=lambda url: print(f"the gateway takes feedback on {url}", flush=True)

@@ -18,7 +18,9 @@ from rollwire.producers.gateway.head import RequestIds
 from rollwire.producers.gateway.intake import Intake
 from rollwire.producers.gateway.ledger import Ledger
 from rollwire.producers.gateway.openapi import document
+from rollwire.schemas.codec import head_of, schema_for
 from rollwire.schemas.errors import LogError
+from rollwire.schemas.records import Feedback
 from rollwire.schemas.rules import Rules, default_rules
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.keys import KeyStore
@@ -44,7 +46,7 @@ def make_app(
     """The application; its server must run the lifespan protocol, since events go to the log on a thread of its own.
 
     `keys` seals comments, `secret` makes pseudonyms (`MasterKey.pseudonym_secret`; 32 bytes). What is not given is of this process
-    alone: everyone may call, and repeats are remembered here.
+    alone: everyone may call, and repeats are remembered here. Raises what a schema registry raises, where one is set.
     """
     config = config or GatewayConfig()  # type: ignore[call-arg,unused-ignore]
     rules = rules or default_rules()
@@ -52,6 +54,7 @@ def make_app(
     quotas = quotas or LocalQuotas()
     repeats = repeats or LocalRepeats()
     clock = clock or SystemClock()
+    head_of(schema_for(Feedback))  # a registry is asked here, once: never while somebody waits
 
     def start() -> Service:
         ledger = Ledger()

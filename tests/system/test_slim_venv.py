@@ -28,6 +28,7 @@ WITHOUT_TORCH = (
     "rollwire.streams.seams.store_s3",
     "rollwire.streams.seams.registry_confluent",
     "rollwire.schemas.diff",
+    "rollwire.ops.gateway",
     "rollwire.producers.feedback",
     "rollwire.producers.feedback.async_client",
     "rollwire.producers.feedback.log_feedback",

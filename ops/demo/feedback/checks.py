@@ -35,6 +35,7 @@ def feedback_figures(
         ("demo.clicks", facts.clicks, "events"),
         ("demo.clicks_lost", max(0, told.accepted - facts.clicks), "events"),
         ("demo.clicks_refused", sum(facts.refused.values()), "events"),
+        ("demo.clicks_unaccounted", facts.unaccounted, "events"),
         ("demo.unrewarded", facts.unrewarded, "answers"),
         ("demo.trained", facts.trained, "answers"),
         ("demo.trained_lag_max", facts.trained_lag_max, "versions"),
@@ -75,8 +76,9 @@ def feedback_checks(
         ),
         Check(
             "rewards",
-            facts.answers > 0 and facts.unrewarded == facts.rewarded_twice == 0,
-            f"{facts.answers:,} answers, {facts.unrewarded} without a reward, {facts.rewarded_twice} with two",
+            facts.answers > 0 and facts.unrewarded == facts.rewarded_twice == facts.unaccounted == 0,
+            f"{facts.answers:,} answers, {facts.unrewarded} without a reward, {facts.rewarded_twice} with two; "
+            f"{facts.unaccounted} clicks behind none, {sum(facts.refused.values())} came too late",
         ),
         Check(
             "cycle",

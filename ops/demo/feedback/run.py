@@ -63,8 +63,7 @@ def run_feedback_demo(options: DemoOptions) -> FeedbackOutcome:
         for role in ROLES:
             run.start(role)
         _watch(run)
-        # Who asks is gone already; who sums up ends behind those whose events it sums up.
-        run.end(("gateway", "serving"), ("attribute",))
+        run.end()
         run.view.phase("adding up the ledger")
         return _judge(run)
 
@@ -75,7 +74,7 @@ def _watch(run: Running) -> None:
     keys = open_keys(run.stack)
     watch = FeedbackWatch(run.log, settings, keys)
     view.attach(run.stack, settings.prefix)
-    wanted = min(LIKES_OF, 2 * settings.pack.groups_per_step)
+    wanted = min(LIKES_OF, 4 * settings.pack.groups_per_step)
 
     def shown(done: bool) -> bool:
         view.show(watch)

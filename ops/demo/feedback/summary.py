@@ -36,7 +36,7 @@ def print_feedback_summary(outcome: FeedbackOutcome, console: Console | None = N
             (f"rollwire cat user-feedback{where}{prefix} --max 1", "what a click is"),
             (f"rollwire cat train-steps{where}{prefix} --max 1", "coverage, by step"),
             (
-                f"rollwire erase --subject person-1{where}{prefix}",
+                f"rollwire erase --subject person-1 --tenant {outcome.settings.serving.tenant}{where}{prefix}",
                 "how far one person's data went, and its end",
             ),
             (

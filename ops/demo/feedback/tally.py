@@ -79,6 +79,7 @@ class FeedbackFacts:
     trained_lag_max: int
     trained: int  # answers
     fates: Mapping[tuple[str, str], int]
+    unaccounted: int  # feedback that is neither behind a reward nor refused
     refused: Mapping[str, int]  # feedback that attribution refused, by reason
 
     @property
@@ -118,7 +119,8 @@ class FeedbackTally:
     swaps: list[tuple[int, int]] = field(default_factory=list)  # (when, version) of the replica
     served: FleetStatus | None = None
     fates: Counter[tuple[str, str]] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)  # feedback in dead letters, by reason
+    evidence: set[tuple[str, str]] = field(default_factory=set)  # (answer, feedback id) behind rewards
+    refused: dict[tuple[int, int], str] = field(default_factory=dict)  # feedback in dead letters: its reason
 
     def add(self, event: Event) -> None:
         match event:
@@ -130,6 +132,7 @@ class FeedbackTally:
                 self.first_click_us[event.rollout_id] = min(first, event.received_us)
             case Reward() if event.source == "user":
                 self.rewards[event.rollout_id] += 1
+                self.evidence.update((event.rollout_id, one) for one in event.evidence)
             case PackedBatch() if event.lineage == self.lineage:
                 for micro in event.microbatches:
                     self.trained_at.update(dict.fromkeys(micro.rollout_ids, event.step))
@@ -144,7 +147,7 @@ class FeedbackTally:
                 if event.state == "swapped":
                     self.swaps.append((event.at_us, event.version))
             case DeadLetter() if event.source.topic == "user-feedback":
-                self.refused[event.reason] += 1
+                self.refused[(event.source.partition, event.source.offset)] = event.reason
             case GroupFate():
                 self.fates[(event.fate, event.reason)] += 1
             case _:
@@ -224,7 +227,8 @@ class FeedbackTally:
             trained_lag_max=max((step.max_lag for step in self.steps.values()), default=0),
             trained=sum(step in self.steps for step in self.trained_at.values()),
             fates=dict(self.fates),
-            refused=dict(self.refused),
+            unaccounted=len(self.clicks) - len(self.evidence) - len(self.refused),
+            refused=Counter(self.refused.values()),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -83,7 +84,7 @@ def click(rollout: ProductionRollout, feedback_id: str, after_us: int = 500_000)
     )
 
 
-def reward(rollout: ProductionRollout) -> Reward:
+def reward(rollout: ProductionRollout, *evidence: str) -> Reward:
     return Reward(
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,
@@ -93,7 +94,7 @@ def reward(rollout: ProductionRollout) -> Reward:
         source="user",
         verifier="demo",
         verifier_version="1",
-        evidence=(),
+        evidence=evidence,
         scored_us=rollout.started_us + 1,
     )
 
@@ -113,8 +114,9 @@ def test_repeats_count_once_and_a_reward_that_is_missing_or_double_is_found() ->
     run = Run()
     answers = [run.answer("7+3+12") for _ in range(3)]
     run.add(*answers, answers[0], *(click(a, "one") for a in answers[:1] * 2), click(answers[1], "two"))
-    run.add(reward(answers[0]), reward(answers[1]), reward(answers[1]))
+    run.add(reward(answers[0], "one"), reward(answers[1]), reward(answers[1]))
     facts = run.tally.facts(1)
+    assert facts.unaccounted == 1
     assert (facts.answers, facts.clicks, facts.clicked) == (3, 2, 2)
     assert (facts.unrewarded, facts.rewarded_twice) == (1, 1)
 
@@ -148,7 +150,8 @@ GOOD = FeedbackFacts(
     trained_lag_max=6,
     trained=2_400,
     fates={},
-    refused={},
+    unaccounted=0,
+    refused={"late": 3},
 )
 TOLD = Told(4_000, 4_000, 0, 2_600, 2_600, 0, 0)
 
@@ -180,6 +183,7 @@ def test_a_good_run_holds_every_bar_and_a_control_that_learns_does_not() -> None
         ({"likes_before": None}, "likes"),
         ({"unrewarded": 1}, "rewards"),
         ({"rewarded_twice": 1}, "rewards"),
+        ({"unaccounted": 1}, "rewards"),
         ({"clicks": 2_599}, "clicks"),
         ({"cycle_s": ()}, "cycle"),
         ({"coverage": {}}, "coverage"),
@@ -190,7 +194,7 @@ def test_a_good_run_holds_every_bar_and_a_control_that_learns_does_not() -> None
         ({"trained_lag_max": 13}, "lag"),
     ],
 )
-def test_each_bar_that_is_missed_is_named(changed: dict[str, object], check: str) -> None:
+def test_each_bar_that_is_missed_is_named(changed: dict[str, Any], check: str) -> None:
     fields = {f.name: getattr(GOOD, f.name) for f in dataclasses.fields(GOOD)}
     assert broken(FeedbackFacts(**(fields | changed))) == {check}
 

@@ -112,7 +112,10 @@ def test_the_wheel_carries_schemas_topics_the_pom_and_asyncapis_files(slim: Path
         "from rollwire.schemas.catalogue import TOPICS;"
         "assert Path(s.__file__).with_name('pom.xml').exists();"
         "assert Path(a.__file__).with_name('package.json').exists();"
-        "assert Path(a.__file__).with_name('validate.cjs').exists(); print(len(TOPICS))"
+        "assert Path(a.__file__).with_name('validate.cjs').exists();"
+        "import rollwire.producers.gateway.browser as b;"
+        "assert Path(b.__file__).with_name('feedback.js').exists(); assert Path(b.__file__).with_name('feedback.d.ts').exists();"
+        "print(len(TOPICS))"
     )
     topics = int(_run(slim / "venv" / "bin" / "python", "-c", program, cwd=slim))
     assert topics == len(list((ROOT / "schemas" / "topics").glob("*.toml")))

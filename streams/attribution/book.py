@@ -139,9 +139,7 @@ class Book:
         waited = tuple(case.waiting.values())
         refusals = take_answered(case, answered)
         effects.refusals.extend((partition, refusal) for refusal in refusals)
-        # Once the entry is there, reading the rollout again refuses nothing: so refusals are durable before it.
-        entry = Write(partition, key_of(name, answered), value_of(answered))
-        (effects.after if refusals else effects.writes).append(entry)
+        effects.writes.append(Write(partition, key_of(name, answered), value_of(answered)))
         # What waited and was not taken is done with: refused, or a repeat.
         effects.after.extend(
             Write(partition, key_of(name, said), None) for said in waited if not kept(case, said)
@@ -183,8 +181,9 @@ class Book:
         part = self._parts.get(partition)
         return part.due[0][0] if part is not None and part.due else None
 
-    def load(self, partitions: Iterable[int], entries: Iterable[tuple[int, bytes, bytes]]) -> list[Write]:
-        """Starts anew from the table's (partition, key, value); gives the entries to delete that a mark has outlived."""
+    def load(self, partitions: Iterable[int], entries: Iterable[tuple[int, bytes, bytes]]) -> Effects:
+        """Starts anew from the table's (partition, key, value). What stands there and is done with is deleted; what was refused
+        is refused again: its dead letter may have been lost with the worker that made it."""
         self._parts.clear()
         self.tally = Tally()
         held = frozenset(partitions)
@@ -193,29 +192,30 @@ class Book:
             if partition in held:
                 name, entry = entry_of(key, value)
                 found[partition, name].append(entry)
-        leftover: list[Write] = []
+        effects = Effects()
         for (partition, name), listed in found.items():
             part = self._parts[partition]
-            case, rest = self._loaded(name, listed)
-            leftover.extend(Write(partition, key_of(name, entry), None) for entry in rest)
-            part.cases[name] = case
+            case = part.cases[name] = self._loaded(partition, name, listed, effects)
             heappush(part.due, (case.due_us, name))
             self.tally.add(share_of(case))
-        return leftover
+        return effects
 
-    def _loaded(self, name: str, entries: list[Entry]) -> tuple[Case, list[Entry]]:
+    def _loaded(self, partition: int, name: str, entries: list[Entry], effects: Effects) -> Case:
         opened = opened_us(name.rpartition(".")[0])
         case = Case(opened, self.rulebook.at(opened))
         mark = next((entry for entry in entries if isinstance(entry, Closed)), None)
-        if mark is not None:
-            case.closed = mark
-            return case, [entry for entry in entries if entry is not mark]
         said = sorted(entry for entry in entries if isinstance(entry, Said))
         answered = min((entry for entry in entries if isinstance(entry, Answered)), default=None)
-        case.waiting = {one.offset: one for one in said}
-        if answered is not None:
-            take_answered(case, answered)  # what it refuses was refused before, or is refused when read again
-        return case, [one for one in said if not kept(case, one)]
+        if mark is not None:
+            case.closed = mark  # it was written behind the dead letters of all before it
+            done = [entry for entry in entries if entry is not mark]
+        else:
+            case.waiting = {one.offset: one for one in said}
+            if answered is not None:
+                effects.refusals.extend((partition, refusal) for refusal in take_answered(case, answered))
+            done = [one for one in said if not kept(case, one)]
+        effects.after.extend(Write(partition, key_of(name, entry), None) for entry in done)
+        return case
 
     def _said_more(self, case: Case, said: Said) -> None:
         """The same as taking the case's share off and adding it anew, for one more event of an open case."""

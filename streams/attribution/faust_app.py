@@ -113,9 +113,9 @@ class AttributionApp(faust.App):
         """Faust restored the table: the book is made anew from it."""
         try:
             held = {tp.partition for tp in self.consumer.assignment() if tp.topic == self.prefix + FEEDBACK}
-            leftover = self.book.load(held, self.table.entries())
-            self.table.put(leftover)
-            self.outbox.entries(leftover)
+            effects = self.book.load(held, self.table.entries())
+            self.table.put(effects.after)
+            self.outbox.effects(effects)
             self.loaded = True
             _logger.info("attribution.restored", partitions=sorted(held), rollouts=self.book.rollouts)
         except Exception as error:  # noqa: BLE001  faust would drop it

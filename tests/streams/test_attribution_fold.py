@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import pytest
@@ -30,6 +30,7 @@ WINDOW, GRACE, HORIZON, MOST = 20, 5, 60, 3
 RULES = msgspec.structs.replace(
     default_rules(), window_s=float(WINDOW), grace_s=float(GRACE), horizon_s=float(HORIZON), max_events=MOST
 )
+_T = TypeVar("_T")
 BOOK = Rulebook((Since(0, RULES),))
 
 
@@ -197,13 +198,14 @@ class Worker:
     def start(self) -> None:
         self.settled_us = 0
         self.book = Book(BOOK)
-        leftover = self.book.load([0], [(0, key, value) for key, value in self.stored.items()])
+        restored = self.book.load([0], [(0, key, value) for key, value in self.stored.items()])
         self.next = list(self.committed)
         self.book.start(0, self._offset())
-        self.now: list[Write] = list(leftover)
+        self.now: list[Write] = []
         self.after: list[Write] = []
         self.given: list[Reward] = []
         self.refused: list[tuple[int, str, int]] = []
+        self._take(restored)
 
     def _offset(self) -> int:
         rows = self.log.feedback
@@ -244,11 +246,19 @@ class Worker:
         self.refused.extend((r.offset, r.reason, r.at_us) for _, r in effects.refusals)
         self.after.extend(effects.after)
 
-    def flush(self, *, dies_between: bool = False, dies_before_commit: bool = False) -> None:
+    def flush(self, chance: random.Random | None = None, *, dies_before_commit: bool = False) -> None:
+        """`chance`: it dies within. Each topic then has a part of its records, from the first on."""
+        if chance is not None and chance.random() < 0.6:
+            self._store(_some(chance, self.now))
+            self.rewards.extend(_some(chance, self.given))
+            self.letters.extend(_some(chance, self.refused))
+            self.start()
+            return
         self._store(self.now)
         self.rewards.extend(self.given)
         self.letters.extend(self.refused)
-        if dies_between:
+        if chance is not None:
+            self._store(_some(chance, self.after))
             self.start()
             return
         self._store(self.after)
@@ -282,6 +292,10 @@ class Worker:
             assert letters.setdefault(offset, (reason, at_us)) == (reason, at_us), "refused twice, otherwise"
         assert not self.stored, "something stayed in the table for ever"
         return Outcome(rewards, letters)
+
+
+def _some(chance: random.Random, done: Sequence[_T]) -> Sequence[_T]:
+    return done[: chance.randrange(len(done) + 1)]
 
 
 @st.composite
@@ -321,7 +335,7 @@ def test_no_order_no_split_and_no_crash_changes_a_reward_or_a_letter(log: Log, s
             case 0:
                 worker.start()  # killed: what was not flushed is gone
             case 1:
-                worker.flush(dies_between=True)
+                worker.flush(chance)
             case 2:
                 worker.flush(dies_before_commit=True)
             case 3 | 4:

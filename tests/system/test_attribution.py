@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import socket
@@ -102,13 +103,23 @@ class Traffic:
 @contextmanager
 def workers(
     stack: StackInfo, prefix: str, folder: Path, window_s: float
-) -> Iterator[Callable[[int], subprocess.Popen[bytes]]]:
+) -> Iterator[Callable[[int | None], subprocess.Popen[bytes]]]:
     rules = folder / "rules.toml"
-    text = default_text().replace("window_s = 3600", f"window_s = {window_s}")
-    rules.write_text(text.replace("grace_s = 300", "grace_s = 1"), "utf-8")
+    text = re.sub(r"window_s = \d+", f"window_s = {window_s}", default_text())
+    rules.write_text(re.sub(r"grace_s = \d+", "grace_s = 1", text), "utf-8")
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(port: int = 0) -> subprocess.Popen[bytes]:
+    def start(port: int | None) -> subprocess.Popen[bytes]:
+        """None: as Faust's own command starts it."""
+        if port is None:
+            faust = Path(sys.executable).with_name("faust")
+            variables = {
+                "ROLLWIRE_BOOTSTRAP": stack.bootstrap,
+                "ROLLWIRE_PREFIX": prefix,
+                "ROLLWIRE_RULES": str(rules),
+                "ROLLWIRE_CLOCK_SKEW_S": "0.2",
+            }
+            return ran([str(faust), "-A", "rollwire.streams.attribution", "worker", "-l", "warn"], variables)
         config = AttributionConfig(
             bootstrap=stack.bootstrap,
             prefix=prefix,
@@ -119,9 +130,11 @@ def workers(
             commit_s=0.5,
             session_timeout_s=6,
         )
+        return ran([sys.executable, "-P", "-c", _RUN, config.model_dump_json()], {})
+
+    def ran(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _RUN, config.model_dump_json()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, cwd=folder
         )
         running.append(process)
         return process
@@ -246,7 +259,7 @@ def test_c51_others_that_join_and_leave_disorder_nothing_and_commits_go_on(
         running = [start(0)]
         for turn in range(2):
             traffic.write(60)
-            running.append(start(0))  # one joins ...
+            running.append(start(None if turn else 0))  # one joins ...
             left = behind(log, prefix)
             traffic.write(60)
             until(lambda: behind(log, prefix) < left + 60)  # noqa: B023

@@ -258,6 +258,55 @@ def test_a_batch_has_a_word_on_every_event_in_order() -> None:
     run(scenario, log)
 
 
+class HeldLog(MemoryLog):
+    """Its writers wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__({"user-feedback": 4})
+        self.go = threading.Event()
+
+    def writer(self) -> Writer:
+        log, inner = self, super().writer()
+
+        class HeldWriter:
+            def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
+                assert log.go.wait(TIMEOUT_S)
+                inner.write(records, timeout_s)
+
+            def close(self) -> None:
+                inner.close()
+
+        return HeldWriter()
+
+
+def test_the_ledger_adds_up_while_events_are_under_way_and_after_they_were_given_up() -> None:
+    log = HeldLog()
+
+    async def scenario(ask: Ask) -> None:
+        try:
+            waiting = asyncio.create_task(
+                ask("/v1/feedback", raw(said(1), said(2), said(3, value=7)), NDJSON)
+            )
+            deadline = time.monotonic() + TIMEOUT_S
+            while figures(await ask("/metrics", method="GET"))["received"] < 3:
+                assert time.monotonic() < deadline
+            await assert_adds_up(ask, 3, pending=3)
+            assert (await waiting).json["code"] == "outcome_unknown"
+            await assert_adds_up(ask, 3, shed=3)
+            log.go.set()
+            while (
+                b'rollwire_feedback_late_total{topic="user-feedback"} 2.0'
+                not in (await ask("/metrics", method="GET")).body
+            ):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            await assert_adds_up(ask, 3, shed=3)
+        finally:
+            log.go.set()
+
+    run(scenario, log, config=config(deadline_s=3.0))
+
+
 class AwayWriter:
     def write(self, records: Sequence[Outgoing], timeout_s: float = 30.0) -> None:
         raise LogUnavailable("the broker is away")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-Ask = Callable[..., Awaitable[Answer]]
+Ask = Callable[..., Coroutine[Any, Any, Answer]]
 
 
 async def ask_app(

@@ -170,6 +170,17 @@ def stored(gateway: Running) -> list[tuple[Feedback, bool]]:
         return found
 
 
+def settled_post(url: str, body: Any, headers: dict[str, str], **options: Any) -> Said:
+    """Sent again where the broker did not answer in time: a busy machine is no fault of the gateway's."""
+    deadline = time.monotonic() + 60
+    while True:
+        said = post(url, body, headers, **options)
+        if said.status != 503 or time.monotonic() > deadline:
+            return said
+        if said.json.get("code") not in ("outcome_unknown", "unavailable"):
+            return said
+
+
 class Book:
     """What was acknowledged, by (tenant, id), and which ids met a 409: to be found in the topic, no more and no less."""
 
@@ -201,7 +212,7 @@ class Neighbour:
         rollout, headers = new_rollout(), JSON | {"authorization": self._key}
         while not self._stop.is_set():
             body = event(rollout, feedback_id=f"neighbour-{len(self.answers)}")
-            self.answers.append(self._book.note(post(self._gateway.url, body, headers)))
+            self.answers.append(self._book.note(settled_post(self._gateway.url, body, headers)))
             self._stop.wait(0.02)
 
     def __enter__(self) -> Self:
@@ -223,7 +234,7 @@ def test_c70_c71_c72_c74_c76_c79_poison_at_the_gateway(gateway: Running) -> None
     slowest = 0.0
 
     def send(body: bytes, headers: dict[str, str] = JSON) -> Said:
-        return book.note(post(gateway.url, body, headers | auth))
+        return book.note(settled_post(gateway.url, body, headers | auth))
 
     for number in range(200):
         assert send(event(rollout, feedback_id=f"warm-{number}")).status == 200
@@ -236,7 +247,7 @@ def test_c70_c71_c72_c74_c76_c79_poison_at_the_gateway(gateway: Running) -> None
             clocks_and_ids(rollout, future, ancient, now_s),
         )
         for number, poison in enumerate(poison for table in tables for poison in table):
-            answer = book.note(post(gateway.url, poison.body, poison.headers | auth))
+            answer = book.note(settled_post(gateway.url, poison.body, poison.headers | auth))
             found = (answer.status, "", "") if answer.status == 200 else answer.problem
             if found != (poison.status, poison.code, poison.field):
                 wrong.append(f"{poison.name}: {found}, not {poison[2:5]}")
@@ -245,7 +256,7 @@ def test_c70_c71_c72_c74_c76_c79_poison_at_the_gateway(gateway: Running) -> None
                 wrong.append(f"after {poison.name}: {good}")
             slowest = max(slowest, good.seconds)
         for poison in evaluations(rollout, round(now_s * 1e9)):
-            answer = post(gateway.url, poison.body, poison.headers | auth, path=OTEL_PATH)
+            answer = settled_post(gateway.url, poison.body, poison.headers | auth, path=OTEL_PATH)
             told = answer.json.get("partialSuccess", {}).get("errorMessage") or answer.json.get("message", "")
             if (
                 answer.status != poison.status
@@ -387,7 +398,8 @@ def assert_ledger(gateway: Running, book: Book) -> None:
     assert book.accepted <= set(first)
     assert ("acme", "never-whole") not in first
     assert sum(conflicting for _, conflicting in there) == book.conflicts
-    assert sums["rollwire_events_accepted_total"] - sums["rollwire_feedback_repeated_total"] == len(first)
+    new = sums["rollwire_events_accepted_total"] - sums["rollwire_feedback_repeated_total"]
+    assert new + sums["rollwire_feedback_late_total"] == len(first)
     family = next(feedback for feedback, _ in there if feedback.feedback_id == "family")
     keys = open_keys(gateway.stack)
     assert family.seal is not None

@@ -112,6 +112,8 @@ class AttributionApp(faust.App):
     async def on_restored(self) -> None:
         """Faust restored the table: the book is made anew from it."""
         try:
+            # Restoring may have taken long, and nobody looked for rules meanwhile: old ones would judge new rollouts.
+            self.book.rulebook = await asyncio.to_thread(self.look.rules_now)
             held = {tp.partition for tp in self.consumer.assignment() if tp.topic == self.prefix + FEEDBACK}
             effects = self.book.load(held, self.table.entries())
             self.table.put(effects.after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ class Found(NamedTuple):
 
 
 class Look:
-    """One caller at a time; `nothing_between` by any."""
+    """`around` by one caller at a time, `nothing_between` and `rules_now` by any."""
 
     def __init__(self, log: Log, clock: Clock, skew_us: int) -> None:
         self._log = log
@@ -52,6 +53,7 @@ class Look:
         self._noticed: dict[TopicPartition, int] = {}
         self._polled_us = 0
         self._before: dict[Input, int] = {}
+        self._reading = threading.Lock()  # of notices: each is taken once, in order
         self.rulebook = Rulebook()
 
     def partitions(self, topics: Sequence[str]) -> int:
@@ -84,6 +86,11 @@ class Look:
             finally:
                 writer.close()
             self._read_notices()
+        return self.rulebook
+
+    def rules_now(self) -> Rulebook:
+        """What the log says now. Raises `LogError`."""
+        self._read_notices()
         return self.rulebook
 
     def around(self, progress: Progress, due: Mapping[int, int], topics: Sequence[str]) -> Found:
@@ -139,13 +146,14 @@ class Look:
             reader.close()
 
     def _read_notices(self) -> None:
-        now_us = self._clock.now_us()
-        for record in scan(self._log, [NOTICES], start=self._noticed):
-            self._noticed[TopicPartition(record.topic, record.partition)] = record.offset + 1
-            try:
-                event = decode_record(record)
-                if isinstance(event, Notice):
-                    self.rulebook = self.rulebook.after(event)
-            except (ConfigError, Refused) as error:
-                _logger.warning("attribution.notice_skipped", offset=record.offset, error=str(error))
-        self._polled_us = now_us
+        with self._reading:
+            now_us = self._clock.now_us()
+            for record in scan(self._log, [NOTICES], start=self._noticed):
+                self._noticed[TopicPartition(record.topic, record.partition)] = record.offset + 1
+                try:
+                    event = decode_record(record)
+                    if isinstance(event, Notice):
+                        self.rulebook = self.rulebook.after(event)
+                except (ConfigError, Refused) as error:
+                    _logger.warning("attribution.notice_skipped", offset=record.offset, error=str(error))
+            self._polled_us = now_us

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +20,7 @@ from rollwire.schemas.rules.parse import default_text
 from rollwire.streams.attribution.book import Effects, Write
 from rollwire.streams.attribution.config import CHANGELOG, AttributionConfig, config_from_environment
 from rollwire.streams.attribution.facts import Answered, Closed, Said, entry_of, key_of, value_of
+from rollwire.streams.attribution.faust_app import make_app
 from rollwire.streams.attribution.fold import Refusal
 from rollwire.streams.attribution.letters import letters_of, refused_letter
 from rollwire.streams.attribution.look import Look
@@ -88,6 +92,22 @@ def test_rules_go_into_the_log_once_and_are_read_from_it(tmp_path: Path) -> None
     assert Look(log, clock, 0).start_rules(None, "policy").newest == newest  # they hold on without the file
     clock.advance(10)  # the one that runs learns of them
     assert running.around(Progress(), {}, TOPICS).rulebook.newest == newest
+
+
+def test_a_worker_that_restored_its_table_judges_by_the_rules_of_now(tmp_path: Path) -> None:
+    """Nobody looks for rules while a table is restored, and whoever brings new ones causes a rebalance."""
+    log, clock = memory_log(), ManualClock()
+    look = Look(log, clock, 0)
+    look.start_rules(None, "policy")
+    app: Any = make_app(AttributionConfig(web_port=6066), log, look, clock)
+    app.consumer = SimpleNamespace(assignment=set)
+    path = tmp_path / "rules.toml"
+    path.write_text(OTHER, "utf-8")
+    clock.advance(1)
+    Look(log, clock, 0).start_rules(path, "policy")
+    asyncio.run(app.on_restored())
+    assert app.loaded
+    assert app.book.rulebook.at(clock.now_us() + DELAY_US).window_s == 60
 
 
 def test_rules_that_cannot_be_read_are_an_error_of_the_settings(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rollwire.schemas.rules import Given, Rules, score
 from rollwire.streams.attribution.facts import Answered, Closed, Said, id_digest
 
 WAITING_FACTOR: Final = 4
-"""So many times `max_events` may wait for one rollout that is not known yet."""
+"""So many times `max_events` of one tenant may wait for one rollout that is not known yet: whose it is, nobody knows."""
 
 
 class Refusal(NamedTuple):
@@ -82,7 +82,8 @@ def take_said(case: Case, said: Said) -> Refusal | None:
         return _judge(case, case.answered, said)
     if said.offset in case.waiting:
         return None
-    if len(case.waiting) >= WAITING_FACTOR * case.rules.max_events:
+    most = WAITING_FACTOR * case.rules.max_events
+    if len(case.waiting) >= most and sum(one.tenant == said.tenant for one in case.waiting.values()) >= most:
         return Refusal(said.offset, "limit_exceeded", "too many wait for one rollout", said.at_us)
     case.waiting[said.offset] = said
     return None

@@ -20,8 +20,8 @@ from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.records import Component, Feedback, ProductionRollout, Reward
 from rollwire.schemas.rules import Given, Rules, default_rules, score
 from rollwire.streams.attribution.book import Book, Effects, Write
-from rollwire.streams.attribution.facts import content_digest
-from rollwire.streams.attribution.fold import Refusal
+from rollwire.streams.attribution.facts import Said, content_digest
+from rollwire.streams.attribution.fold import WAITING_FACTOR, Case, Refusal, kept, take_said
 from rollwire.streams.attribution.rulebook import Rulebook, Since
 
 S = 1_000_000
@@ -423,6 +423,22 @@ def test_more_than_the_rules_allow_is_refused() -> None:
     found = outcome_of(rollout(1, 0, 0), *(said(1, 0, 1 + n, f"f{n}") for n in range(MOST + 2)))
     assert len(only(found).evidence) == MOST
     assert [reason for reason, _ in found.letters.values()] == ["limit_exceeded"] * 2
+
+
+def test_what_other_tenants_say_of_a_rollout_that_is_not_known_yet_takes_nobodys_place() -> None:
+    case = Case(0, RULES)
+
+    def waits(offset: int, tenant: str) -> Said:
+        return Said(offset, 1, f"f{offset}", tenant, "thumb", 1.0, 1, b"")
+
+    flood = [waits(offset, "other") for offset in range(WAITING_FACTOR * MOST)]
+    assert [take_said(case, one) for one in flood] == [None] * len(flood)
+    own = waits(len(flood), "acme")
+    assert take_said(case, own) is None
+    assert kept(case, own)
+    refusal = take_said(case, waits(len(flood) + 1, "other"))
+    assert refusal is not None
+    assert refusal.reason == "limit_exceeded"
 
 
 def test_the_live_tables_count_each_event_once_and_forget_what_is_over() -> None:

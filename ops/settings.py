@@ -114,7 +114,8 @@ class RunSettings(BaseModel):
             raise ValueError(
                 f"serving.replica is {self.serving.replica!r}, as the fleet's or the evaluator's: name them apart"
             )
-        sampled = self.pack.groups_per_step - self.pack.live_groups
+        # In a mix as many as in a plan without answers: where live traffic ends, a plan of the others alone is made.
+        sampled = 0 if self.pack.live_groups == self.pack.groups_per_step else self.pack.groups_per_step
         if self.fleet.max_open_groups < sampled:
             raise ValueError(
                 f"fleet.max_open_groups is {self.fleet.max_open_groups}, below the {sampled} groups of a step "

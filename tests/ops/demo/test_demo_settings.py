@@ -108,6 +108,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         new_settings(DemoOptions(dir=Path(), overrides=("fleet.replica=evaluator-0",)), "x")
     with pytest.raises(ConfigError, match="no plan would ever be full"):
         new_settings(DemoOptions(dir=Path(), overrides=("fleet.max_open_groups=47",)), "x")
+    # Half of a plan is live traffic: where that ends, whole plans of the other half are made.
+    mixed = ("pack.cohort.production_share=0.5", "fleet.max_open_groups={}")
+    with pytest.raises(ConfigError, match="no plan would ever be full"):
+        new_settings(DemoOptions(dir=Path(), overrides=(mixed[0], mixed[1].format(47))), "x")
+    new_settings(DemoOptions(dir=Path(), overrides=(mixed[0], mixed[1].format(48))), "x")
 
 
 def test_settings_follow_from_the_environment() -> None:

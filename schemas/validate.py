@@ -18,7 +18,14 @@ from rollwire.schemas.ids import is_group_id, parse_rollout_id
 from rollwire.schemas.pseudonyms import is_pseudonym
 from rollwire.schemas.reasons import REASONS
 from rollwire.schemas.validate_arrays import check_microbatch, check_sequence, check_shared, known_finite
-from rollwire.schemas.validate_feedback import TENANT, check_feedback
+from rollwire.schemas.validate_feedback import check_feedback
+from rollwire.schemas.validate_live import (
+    check_cohort,
+    check_coverage,
+    check_production,
+    check_seal,
+    check_sealed,
+)
 from rollwire.schemas.validate_routes import check_routes
 
 # Microseconds between 2000-01-01 and 2100-01-01. Seconds and milliseconds fall below, nanoseconds above (C45).
@@ -149,56 +156,15 @@ def _rollout(e: r.Rollout, *, finite: bool = False) -> None:
     check_time("finished_us", e.finished_us)
     check_sequence(e, finite=finite)
     check_shared(e)
-    if e.sealed is not None:
-        check_seal("sealed", e.sealed)
-        _ensure(
-            e.token_dtype == "u4" and not e.task,
-            "seal_invalid",
-            f"{e.rollout_id} is sealed: its tokens must be u4, not {e.token_dtype[:20]!r}, and its task empty",
-        )
-    if e.outcome or e.tenant:
-        _of_live_traffic(e)
-
-
-def _of_live_traffic(e: r.Rollout) -> None:
     if e.outcome:
         _names(e, "outcome")
-    tenant = not e.tenant or TENANT.fullmatch(e.tenant) is not None
-    _ensure(tenant, "id_invalid", f"tenant={e.tenant[:80]!r} is too long or has odd characters")
+    if e.tenant or e.sealed is not None:
+        check_sealed(e)
 
 
 def _production_rollout(e: r.ProductionRollout) -> None:
-    """One sample a prompt, never in plain; its routes are not recorded, since nobody joins them here."""
     _rollout(e)
-    _ensure(e.sealed is not None, "seal_invalid", f"{e.rollout_id} is live traffic, and not sealed")
-    _ensure(e.group_size == 1, "inconsistent", f"a group of {e.group_size} in live traffic")
-    _ensure(e.top_k_experts == 0, "routing_invalid", f"{e.rollout_id} waits for a trace that is never joined")
-
-
-def check_seal(name: str, seal: r.Seal) -> None:
-    """The form of a seal; whether it opens anything, only its key tells. Raises `Refused(seal_invalid)`."""
-    _ensure(
-        is_pseudonym(seal.subject),
-        "seal_invalid",
-        f"{name}.subject={seal.subject[:80]!r} is no pseudonym of 32 hex digits",
-    )
-    _ensure(seal.key >= 0, "seal_invalid", f"{name}.key={seal.key} is negative")
-    _ensure(
-        len(seal.nonce) == 12 and len(seal.tag) == 16,
-        "seal_invalid",
-        f"{name} has a nonce of {len(seal.nonce)} bytes and a tag of {len(seal.tag)}, demanded are 12 and 16",
-    )
-
-
-def _coverage(rows: tuple[r.Coverage, ...]) -> None:
-    outcomes = [row.outcome for row in rows]
-    _ensure(outcomes == sorted(set(outcomes)), "inconsistent", f"coverage of the outcomes {outcomes[:20]}")
-    for row in rows:
-        _ensure(
-            row.rollouts > 0 and 0 <= row.signalled <= row.rollouts and 0 <= row.scored <= row.rollouts,
-            "inconsistent",
-            f"{row.signalled} signalled and {row.scored} scored of {row.rollouts} rollouts, {row.outcome[:80]!r}",
-        )
+    check_production(e)
 
 
 def _reward(e: r.Reward) -> None:
@@ -320,21 +286,13 @@ def _packed_batch(e: r.PackedBatch) -> None:
             if seal is not None:
                 check_seal("seals", seal)
     _distinct("microbatches", (i for m in e.microbatches for i in m.rollout_ids))
-    _cohort(e)
+    check_cohort(e)
     _ensure(
         sequences <= e.total_sequences and tokens <= e.total_tokens,
         "inconsistent",
         f"{sequences} sequences of {e.total_sequences}, {tokens} tokens of {e.total_tokens}",
     )
     _cut(e.cut)
-
-
-def _cohort(e: r.PackedBatch) -> None:
-    _coverage(e.coverage)
-    counted = sum(row.rollouts for row in e.coverage)
-    _ensure(counted == e.cohort_size, "inconsistent", f"coverage of {counted} in a cohort of {e.cohort_size}")
-    _finite("cohort_mean", e.cohort_mean)
-    _ensure(e.max_age_ms is None or e.max_age_ms >= 0, "inconsistent", f"max_age_ms={e.max_age_ms}")
 
 
 def _train_step(e: r.TrainStep) -> None:
@@ -348,7 +306,7 @@ def _train_step(e: r.TrainStep) -> None:
         "inconsistent",
         f"{e.erased_sequences} erased of {e.production_sequences} production sequences, {e.sequences} in all",
     )
-    _coverage(e.coverage)
+    check_coverage(e.coverage)
     _ensure(
         e.version == e.base_version + 1, "inconsistent", f"version {e.version} from base {e.base_version}"
     )

@@ -17,6 +17,7 @@ import structlog
 
 from rollwire.producers.gateway.access import FeedbackKey, Repeats
 from rollwire.producers.gateway.codes import GatewayCode
+from rollwire.producers.gateway.faults import fault_of
 from rollwire.producers.gateway.ledger import Ledger
 from rollwire.producers.gateway.records import CONFLICT, Entry
 from rollwire.schemas.errors import RollwireError
@@ -190,8 +191,8 @@ class Committer:
             failed = False
         except RollwireError as error:
             _log.warning("gateway.write_failed", events=len(records), error=str(error))
-        except Exception:  # noqa: BLE001 - the edge of a thread that must outlive any fault
-            _log.exception("gateway.commit_failed", events=len(records))
+        except Exception as error:  # noqa: BLE001 - the edge of a thread that must outlive any fault
+            _log.error("gateway.commit_failed", events=len(records), **fault_of(error))
         else:
             for ticket, fates in zip(alive, decided, strict=True):
                 ticket.fates = fates

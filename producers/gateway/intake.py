@@ -19,6 +19,7 @@ from rollwire.producers.gateway.commit import CONFLICTING, REPEATED, Committer, 
 from rollwire.producers.gateway.config import GatewayConfig
 from rollwire.producers.gateway.dialects.seam import Answer, Dialect, Said
 from rollwire.producers.gateway.encode import Encoder
+from rollwire.producers.gateway.faults import fault_of
 from rollwire.producers.gateway.head import Head
 from rollwire.producers.gateway.inflate import inflate
 from rollwire.producers.gateway.item import Parsed
@@ -132,8 +133,8 @@ class Intake:
             fates = self._turns_away(caller, events, size, begun_s) or await self._decide(
                 dialect, caller, said, size, begun_s, results
             )
-        except Exception:  # noqa: BLE001 - the edge of a request: whatever fails, it is answered and accounted for
-            _log.exception("gateway.failed", request_id=head.request_id)
+        except Exception as error:  # noqa: BLE001 - the edge of a request: whatever fails, it is answered and accounted for
+            _log.error("gateway.failed", request_id=head.request_id, **fault_of(error))
             fates = Refusal(500, "internal", "a fault of the gateway; its log says more")
         if isinstance(fates, Refusal):
             self._ledger.drop(fates.code, events)

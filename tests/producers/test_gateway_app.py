@@ -348,6 +348,32 @@ def test_without_the_key_store_comments_wait_and_clicks_go_on() -> None:
     run(scenario, log, keys=AwayKeys())
 
 
+class BrokenKeys(MemoryKeys):
+    """A fault that quotes what it was given."""
+
+    def data_key(self, subject: str) -> DataKey:
+        words = "my address is 1 Elm Street"
+        raise RuntimeError(f"{words} {subject}")
+
+
+def test_a_fault_of_ours_is_logged_by_its_place_and_without_what_anybody_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def scenario(ask: Ask) -> None:
+        answer = await ask(
+            "/v1/feedback", raw(said(1, comment="my address is 1 Elm Street", subject="ada@example.org"))
+        )
+        assert (answer.status, answer.json["code"]) == (500, "internal")
+        assert "Elm" not in answer.body.decode()
+
+    run(scenario, new_log(), keys=BrokenKeys())
+    logged = capsys.readouterr().err
+    assert "gateway.failed" in logged
+    assert "RuntimeError" in logged
+    assert "data_key" in logged
+    assert not [word for word in ("Elm Street", "ada@example.org", SECRET.decode()) if word in logged]
+
+
 class HangingKeys(MemoryKeys):
     """A store that answers when it is let go."""
 

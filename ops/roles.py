@@ -234,16 +234,21 @@ def run_gateway_role(run: Run) -> None:
 
 
 def run_attribute_role(run: Run) -> None:
+    from rollwire.ops.gateway import read_rules
+    from rollwire.ops.windows import check_windows
     from rollwire.streams.attribution.worker import run_attribution
 
     settings = run.settings
+    rules = settings.attribution.rules or settings.gateway.rules
+    if rules is not None:  # else those of the log hold on
+        check_windows(read_rules(rules), settings)
     run_attribution(
         settings.attribution.model_copy(
             update={
                 "bootstrap": run.stack.bootstrap,
                 "prefix": settings.prefix,
                 "model": settings.model,
-                "rules": settings.attribution.rules or settings.gateway.rules,
+                "rules": rules,
             }
         )
     )

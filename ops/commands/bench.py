@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollwire.ops.figures import Figure, write_figures
+from rollwire.schemas.errors import EnvironmentMissing
 
 Json = Annotated[Path | None, Parameter(name="--json", help="Write the figures there, in the common form.")]
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
@@ -260,6 +262,10 @@ def feedback(
     part
         Only the gateway, or only attribution.
     """
+    if find_spec("hdrh") is None:
+        raise EnvironmentMissing(
+            "the load generator needs hdrhistogram: install the bench extra (`pip install 'rollwire[bench]'`)"
+        )
     from rollwire.ops.bench.feedback.run import run_feedback
 
     figures = run_feedback(quick=quick, part=part)

@@ -41,6 +41,7 @@ class GatewayConfig(BaseModel):
     max_skew_s: float = Field(
         300.0,
         ge=0,
+        le=300,  # what attribution allows: beyond it an event would be acknowledged, and a dead letter
         description="how far ahead of this clock an event may be, and ahead of its rollout's opening",
     )
     open_metrics: bool = Field(
@@ -52,7 +53,9 @@ class GatewayConfig(BaseModel):
         False,
         description="no API keys: everyone who reaches it is the tenant below; on this machine's own address only",
     )
-    tenant: str = Field("default", pattern=r"^[A-Za-z0-9._:-]{1,64}$", description="of callers without keys")
+    tenant: str = Field(
+        "default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$", description="of callers without keys"
+    )
     origins: tuple[str, ...] = Field(
         (), description="pages that may call without a key: https://app.example.com"
     )

@@ -19,13 +19,14 @@ import msgspec
 from rollwire.producers.gateway.access import SCOPES, Caller, Refusal, Scope
 from rollwire.producers.gateway.origins import origin_allowed, parse_origins
 from rollwire.schemas.errors import ConfigError
+from rollwire.schemas.validate_feedback import TENANT
 
 SECRET_BYTES: Final = 32
 ID_CHARS: Final = 12
 OVERLAP_S: Final = 24 * 3600.0
 """How long a rotated secret still opens the door, unless told otherwise."""
 _SHOWN: Final = re.compile(r"(rwp?)_([a-z2-7]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
-_TENANT: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
+_TENANT_CHARS: Final = 64
 _NOBODY: Final = "0" * 64
 _MAX_SECRETS: Final = 2
 
@@ -76,8 +77,10 @@ class NewKey(NamedTuple):
 
 def add_key(table: KeyTable, key_id: str, secret: str, new: NewKey, now_us: int) -> KeyTable:
     """Raises `ConfigError` for a key that could never be used, or may not be made."""
-    if not _TENANT.fullmatch(new.tenant):
-        raise ConfigError(f"tenant {new.tenant!r}: 1 to 64 of letters, digits, '.', '_', ':' and '-'")
+    if not TENANT.fullmatch(new.tenant) or len(new.tenant) > _TENANT_CHARS:
+        raise ConfigError(
+            f"tenant {new.tenant!r}: a letter or digit, then letters, digits, '.', '_', ':' and '-', {_TENANT_CHARS} in all"
+        )
     unknown = sorted(set(new.scopes) - set(SCOPES))
     if unknown or not new.scopes:
         raise ConfigError(f"scopes {', '.join(unknown) or '(none)'}: there are {', '.join(SCOPES)}")

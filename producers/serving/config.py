@@ -20,7 +20,9 @@ class ServingConfig(BaseModel):
         default="production", description="what rollouts of live traffic name as environment"
     )
     tenant: str = Field(
-        default="default", description="whose traffic it is; feedback must come with a key of it"
+        default="default",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+        description="whose traffic it is; feedback must come with a key of it",
     )
     max_new_tokens: int = Field(default=16, ge=1, description="tokens of an answer, at most")
     max_prompt_tokens: int = Field(default=1_024, ge=1, description="tokens of a question: 400 above")

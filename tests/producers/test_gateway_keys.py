@@ -12,8 +12,12 @@ from functools import partial
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rollwire.producers.gateway.access import Caller, LocalQuotas, LocalRepeats, OpenAccess, Refusal, lacks
+from rollwire.producers.gateway.config import GatewayConfig
 from rollwire.producers.gateway.key_store import (
     KeysConfig,
     StoredKeys,
@@ -30,7 +34,11 @@ from rollwire.producers.gateway.keys import (
     rotate_key,
     shown,
 )
+from rollwire.producers.serving.config import ServingConfig
 from rollwire.schemas.errors import ConfigError, FormatUnknown, StoreUnavailable
+from rollwire.schemas.golden import load_examples
+from rollwire.schemas.records import Feedback
+from rollwire.schemas.validate_feedback import check_feedback
 from rollwire.streams.seams.clock import ManualClock, SystemClock
 from rollwire.streams.seams.store import ObjectInfo, ObjectStore
 from rollwire.streams.seams.store_memory import MemoryStore
@@ -76,6 +84,26 @@ def asked(
 def code(answer: Caller | Refusal) -> tuple[int, str]:
     assert isinstance(answer, Refusal), answer
     return answer.status, answer.code
+
+
+@pytest.mark.parametrize("tenant", ["_acme", "-acme", ".", ":a", "a" * 65, "a/b", "ä", "", "acme\n"])
+def test_a_tenant_that_readers_of_the_log_refuse_is_none_here(tenant: str) -> None:
+    """Else its events would be acknowledged, and every one of them a dead letter."""
+    with pytest.raises(ConfigError, match="tenant"):
+        made(NewKey(tenant))
+    for kind in (GatewayConfig, ServingConfig):
+        with pytest.raises(ValidationError):
+            kind.model_validate({"tenant": tenant})
+
+
+@given(st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,63}\Z"))
+def test_every_tenant_of_a_key_is_one_for_readers_of_the_log(tenant: str) -> None:
+    table, _, _ = made(NewKey(tenant))
+    (key,) = table.keys
+    thumb = next(e.event for e in load_examples("user-feedback") if e.name == "thumb")
+    assert isinstance(thumb, Feedback)
+    check_feedback(msgspec.structs.replace(thumb, tenant=key.tenant))
+    assert GatewayConfig.model_validate({"tenant": tenant}).tenant == tenant
 
 
 def test_a_key_says_whose_it_is_and_what_it_may() -> None:

@@ -19,6 +19,7 @@ from rollwire.streams.seams.hints import NOTHING, WIDTH, Hints
 
 _UNTOLD: Final = 100_000  # ids that wait to be told
 _CLOSE_S: Final = 2.0
+_GATHER_S: Final = 0.02  # between two tellings: one for each write would cost more than the writes' own work
 
 
 class RepeatsConfig(BaseModel):
@@ -44,6 +45,7 @@ class CachedRepeats:
         self._names = bytearray()  # to be told, with
         self._digests = bytearray()
         self._closed = False
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="gateway-repeats", daemon=True)
         self._thread.start()
 
@@ -72,6 +74,7 @@ class CachedRepeats:
                 self._lock.notify()
 
     def close(self) -> None:
+        self._ending.set()
         with self._lock:
             self._closed = True
             self._lock.notify()
@@ -88,6 +91,7 @@ class CachedRepeats:
                 self._names.clear()
                 self._digests.clear()
             self._hints.put_digests(names, digests, self._config.ttl_s)
+            self._ending.wait(_GATHER_S)
 
 
 def _name(key: FeedbackKey) -> bytes:

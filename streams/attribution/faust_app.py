@@ -26,6 +26,7 @@ from rollwire.streams.attribution.letters import FEEDBACK, letters_of, refused_l
 from rollwire.streams.attribution.look import Look
 from rollwire.streams.attribution.outbox import Outbox
 from rollwire.streams.attribution.progress import Input, Progress
+from rollwire.streams.attribution.rulebook import Rulebook
 from rollwire.streams.attribution.table import WindowTable, window_table
 from rollwire.streams.attribution.transport import FoldedTransport
 from rollwire.streams.seams.clock import Clock
@@ -36,6 +37,8 @@ TOPICS: Final = (FEEDBACK, ROLLOUTS)
 
 _AT_ONCE: Final = 2_000  # windows closed between two looks at the event loop
 _REREAD_S: Final = 3.0  # how long what was fetched before going back may still come
+_PATIENCE_S: Final = 60.0  # for the rules, once a table is restored
+_AGAIN_S: Final = 0.5
 _logger = structlog.get_logger("rollwire.attribution")
 
 
@@ -54,6 +57,7 @@ class AttributionApp(faust.App):
     ]  # the consumer went back for what is missing; until when what comes may be older
     settled: dict[int, int]  # by partition: everything before this time is processed, durable and committed
     rollouts_skipped = 0  # rollouts that did not decode: `assemble` refuses them
+    revoked = 0  # how often partitions were taken away
     loaded = False  # the table was restored for what is assigned
     ready = False  # and reading goes on from what was committed
 
@@ -113,7 +117,10 @@ class AttributionApp(faust.App):
         """Faust restored the table: the book is made anew from it."""
         try:
             # Restoring may have taken long, and nobody looked for rules meanwhile: old ones would judge new rollouts.
-            self.book.rulebook = await asyncio.to_thread(self.look.rules_now)
+            revoked = self.revoked
+            self.book.rulebook = await self._rules_now()
+            if revoked != self.revoked:
+                return  # the table is another's now; it is restored again for what is assigned next
             held = {tp.partition for tp in self.consumer.assignment() if tp.topic == self.prefix + FEEDBACK}
             effects = self.book.load(held, self.table.entries())
             self.table.put(effects.after)
@@ -122,6 +129,18 @@ class AttributionApp(faust.App):
             _logger.info("attribution.restored", partitions=sorted(held), rollouts=self.book.rollouts)
         except Exception as error:  # noqa: BLE001  faust would drop it
             await self.crash(error)
+
+    async def _rules_now(self) -> Rulebook:
+        """Raises `LogError` where the log is away for long."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await asyncio.to_thread(self.look.rules_now)
+            except LogError as error:
+                if time.monotonic() > deadline_s:
+                    raise
+                _logger.warning("attribution.no_rules", error=str(error))
+                await asyncio.sleep(_AGAIN_S)
 
     async def tick(self) -> None:
         """Closes the windows that are over, writes what came of it."""
@@ -285,6 +304,7 @@ def make_app(config: AttributionConfig, log: Log, look: Look, clock: Clock) -> A
     @app.on_partitions_revoked.connect
     async def stand_still(*_: Any, **__: Any) -> None:
         app.loaded = app.ready = False
+        app.revoked += 1
 
     app.timer(interval=config.tick_s)(app.tick)
 

@@ -94,13 +94,18 @@ def test_rules_go_into_the_log_once_and_are_read_from_it(tmp_path: Path) -> None
     assert running.around(Progress(), {}, TOPICS).rulebook.newest == newest
 
 
+def restored_app(log: MemoryLog, look: Look, clock: ManualClock) -> Any:
+    app: Any = make_app(AttributionConfig(web_port=6066), log, look, clock)
+    app.consumer = SimpleNamespace(assignment=set)
+    return app
+
+
 def test_a_worker_that_restored_its_table_judges_by_the_rules_of_now(tmp_path: Path) -> None:
     """Nobody looks for rules while a table is restored, and whoever brings new ones causes a rebalance."""
     log, clock = memory_log(), ManualClock()
     look = Look(log, clock, 0)
     look.start_rules(None, "policy")
-    app: Any = make_app(AttributionConfig(web_port=6066), log, look, clock)
-    app.consumer = SimpleNamespace(assignment=set)
+    app = restored_app(log, look, clock)
     path = tmp_path / "rules.toml"
     path.write_text(OTHER, "utf-8")
     clock.advance(1)
@@ -108,6 +113,46 @@ def test_a_worker_that_restored_its_table_judges_by_the_rules_of_now(tmp_path: P
     asyncio.run(app.on_restored())
     assert app.loaded
     assert app.book.rulebook.at(clock.now_us() + DELAY_US).window_s == 60
+
+
+class LateLook(Look):
+    """The broker is away at first, as it may well be when partitions are shared out anew."""
+
+    asked = 0
+
+    def rules_now(self) -> Rulebook:
+        self.asked += 1
+        if self.asked == 1:
+            raise LogUnavailable("away")
+        return super().rules_now()
+
+
+def test_a_broker_that_is_away_for_a_moment_costs_no_worker() -> None:
+    log, clock = memory_log(), ManualClock()
+    look = LateLook(log, clock, 0)
+    look.start_rules(None, "policy")
+    app = restored_app(log, look, clock)
+    asyncio.run(app.on_restored())
+    assert app.loaded
+
+
+class SlowLook(Look):
+    """Partitions are taken away while the rules are read."""
+
+    app: Any
+
+    def rules_now(self) -> Rulebook:
+        asyncio.run(self.app.on_partitions_revoked.send(set()))
+        return super().rules_now()
+
+
+def test_a_table_whose_partitions_were_taken_away_meanwhile_is_not_taken_for_restored() -> None:
+    log, clock = memory_log(), ManualClock()
+    look = SlowLook(log, clock, 0)
+    look.start_rules(None, "policy")
+    look.app = app = restored_app(log, look, clock)
+    asyncio.run(app.on_restored())
+    assert not app.loaded
 
 
 def test_rules_that_cannot_be_read_are_an_error_of_the_settings(tmp_path: Path) -> None:

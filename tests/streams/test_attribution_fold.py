@@ -21,7 +21,7 @@ from rollwire.schemas.records import Component, Feedback, ProductionRollout, Rew
 from rollwire.schemas.rules import Given, Rules, default_rules, score
 from rollwire.streams.attribution.book import Book, Effects, Write
 from rollwire.streams.attribution.facts import Said, content_digest
-from rollwire.streams.attribution.fold import WAITING_FACTOR, Case, Refusal, kept, take_said
+from rollwire.streams.attribution.fold import Case, Refusal, take_said
 from rollwire.streams.attribution.rulebook import Rulebook, Since
 
 S = 1_000_000
@@ -425,20 +425,37 @@ def test_more_than_the_rules_allow_is_refused() -> None:
     assert [reason for reason, _ in found.letters.values()] == ["limit_exceeded"] * 2
 
 
-def test_what_other_tenants_say_of_a_rollout_that_is_not_known_yet_takes_nobodys_place() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("tenant", ["acme", "other"])
+def test_a_flood_changes_no_reward_whether_the_rollout_or_the_flood_is_read_first(
+    first: int, tenant: str
+) -> None:
+    flood = (said(1, 0, 1, "same", tenant=tenant) for _ in range(20 * MOST))
+    log = log_of([rollout(1, 0, 0), *flood, said(1, 0, 2, "later", -1.0)])
+    worker = Worker(log)
+    for topic in (first, 1 - first):
+        while worker.next[topic] < len(log.feedback if topic else log.rollouts):
+            worker.read(topic)
+    found = worker.finish()
+    assert "later" in only(found).evidence
+    assert {reason for reason, _ in found.letters.values()} <= {"tenant_mismatch"}
+
+
+def test_a_flood_for_nobody_is_given_up_in_time_that_grows_with_its_size_alone() -> None:
+    looks = 0
+
+    class Counted(Said):
+        @property
+        def at_us(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+            nonlocal looks
+            looks += 1
+            return self[1]
+
     case = Case(0, RULES)
-
-    def waits(offset: int, tenant: str) -> Said:
-        return Said(offset, 1, f"f{offset}", tenant, "thumb", 1.0, 1, b"")
-
-    flood = [waits(offset, "other") for offset in range(WAITING_FACTOR * MOST)]
-    assert [take_said(case, one) for one in flood] == [None] * len(flood)
-    own = waits(len(flood), "acme")
-    assert take_said(case, own) is None
-    assert kept(case, own)
-    refusal = take_said(case, waits(len(flood) + 1, "other"))
-    assert refusal is not None
-    assert refusal.reason == "limit_exceeded"
+    for offset in range(1_000):
+        assert take_said(case, Counted(offset, 1, f"f{offset}", "acme", "thumb", 1.0, 1, b"")) is None
+        assert case.due_us == WINDOW * S
+    assert looks <= 2_000
 
 
 def test_the_live_tables_count_each_event_once_and_forget_what_is_over() -> None:

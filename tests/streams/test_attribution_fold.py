@@ -458,6 +458,28 @@ def test_a_flood_for_nobody_is_given_up_in_time_that_grows_with_its_size_alone()
     assert looks <= 2_000
 
 
+def test_a_lost_table_is_folded_again_from_the_topics() -> None:
+    log = log_of(
+        [
+            rollout(1, 0, 0),
+            said(1, 0, 1, "a"),
+            said(1, 0, 2, "a", -1.0),
+            rollout(2, 0, 30),
+            said(2, 0, 31, "b"),
+        ]
+    )
+    worker = Worker(log)
+    for topic in (0, 0, 1, 1, 1):
+        worker.read(topic)
+    worker.close()
+    worker.flush()
+    assert worker.rewards
+    worker.stored.clear()
+    worker.committed = [0, 0]  # as set back by hand
+    worker.start()
+    assert worker.finish() == outcome_of(*log.rollouts, *log.feedback)
+
+
 def test_the_live_tables_count_each_event_once_and_forget_what_is_over() -> None:
     log = log_of([rollout(1, 0, 0), said(1, 0, 1, "a"), said(1, 0, 2, "b", -1.0), rollout(2, 0, 0)])
     worker = Worker(log)

@@ -192,10 +192,13 @@ class KeyIndex:
         return _in_time(key, matched, now_us) or _from_there(key, origin) or self._callers[key_id]
 
 
+_NOBODIES: Final = (Secret(_NOBODY, 0),) * _MAX_SECRETS
+
+
 def _matching(secrets: Sequence[Secret], digest: str) -> Secret | None:
     """Compares with as many digests for an unknown id as for a known one."""
     found = None
-    for secret in (*secrets, *(Secret(_NOBODY, 0),) * (_MAX_SECRETS - len(secrets))):
+    for secret in (*secrets, *_NOBODIES[len(secrets) :]):
         if hmac.compare_digest(secret.sha256, digest) and secret.sha256 != _NOBODY:
             found = secret
     return found

@@ -25,10 +25,10 @@ def run_attribution(config: AttributionConfig) -> None:
     `TopicMismatch` where topics are missing, `LogError` where the broker is away.
     """
     check_versions(installed(), "attribution")
-    import faust
+    from rollwire.streams.monitor.bounded import BoundedWorker
 
     app = build_app(config)
-    worker = faust.Worker(app, loglevel="WARNING", redirect_stdouts=False, quiet=True)
+    worker = BoundedWorker(app, loglevel="ERROR", redirect_stdouts=False, quiet=True)
     worker.spinner = None  # it writes control characters even where nobody looks
     try:
         worker.execute_from_commandline()

@@ -26,13 +26,13 @@ def run_monitor(
     Raises `EnvironmentMissing` where a package is of a version that is not supported.
     """
     check_versions(installed())
-    import faust
+    from rollwire.streams.monitor.bounded import BoundedWorker
 
     config = MonitorConfig(
         bootstrap=bootstrap, prefix=prefix, redis_url=redis_url, web_port=web_port, web_host=web_host
     )
     app = _app(config)
-    worker = faust.Worker(app, loglevel="WARNING", redirect_stdouts=False, quiet=True)
+    worker = BoundedWorker(app, loglevel="WARNING", redirect_stdouts=False, quiet=True)
     worker.spinner = None  # it writes control characters even where nobody looks
     try:
         worker.execute_from_commandline()

@@ -87,6 +87,17 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "C64": Case("412 after one's own success, 409 as \"exists\"", "settled by content; 409 is tried again", "apache/arrow-rs-object-store#852, opendal#6741, arrow-rs#4777"),
         "C66": Case("ETags of parts, and a part that lands after its retry", "a wrong object never becomes visible", "boto3#845, oci-java-sdk#95"),
     },
+    "Feedback and real-time RL": {
+        "C68": Case("feedback before its rollout, or for none", "joined once within the window; unknown ids wait, then are kept and can be replayed", "tensorzero#1680, #350, #747"),
+        "C69": Case("accepted, but never stored", "2xx only for what the log has; else 503 and Retry-After", "langfuse-ruby#12, synergyai-nl/svelte-langgraph#286"),
+        "C70": Case("repeats, and what \"the same\" means", "same body, one effect; other body, 409 and both kept; other tenant, another event", "langfuse-docs#3232, PostHog#17211, #30692"),
+        "C71": Case("NaN, Infinity, 1e999, true as a score", "400 with field and reason; -0.0 as given", "comet-ml/opik#8455, conbench#1163"),
+        "C72": Case("the ends of a range, and clamping", "ends accepted, outside refused; no range is a config error", "langfuse#7626, #15009"),
+        "C74": Case("lone surrogates, NUL, emoji", "one parser at every entry; never half an event; emoji unchanged", "rllm-org/rllm#879, browser-use/browser-harness#676, inspect_ai#3802"),
+        "C76": Case("giant, nested and zipped bodies", "refused before memory is spent; good requests go on", "maximhq/bifrost#5782, dotnet/aspnetcore#67688"),
+        "C78": Case("silence is data too", "counted by outcome class; below the floor nothing is trained on, and an event says why", "Cursor, Improving Composer through real-time RL, 2026-03-26"),
+        "C84": Case("a claim in the cache, its outage, a crash", "the cache is a hint: never \"repeat\" for its error, never lost for a claim", "koala73/worldmonitor#4990, RedHatInsights/notifications-backend#4287, agentscope-java#3175"),
+    },
     "zstandard": {
         "C79": Case("a second frame is thrown away", "all bytes, or an error", "indygreg/python-zstandard#59, urllib3#3022"),
         "C81": Case("one compressor, many threads", "one object a thread; all of it comes back", "python-zstandard#244, dask/distributed#7403"),

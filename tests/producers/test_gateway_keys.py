@@ -152,6 +152,19 @@ def test_a_key_lives_between_its_first_and_its_last_moment() -> None:
     assert code(asked(table, key, now_us=NOW_US + 20)) == (401, "key_expired")
 
 
+def test_a_key_that_was_right_before_is_asked_again_for_its_time_and_its_page() -> None:
+    table, key_id, secret = made(NewKey("acme", origins=("https://a.example",), expires_us=NOW_US + 20))
+    index, header = KeyIndex(table), f"Bearer {shown(key_id, secret, publishable=True)}"
+    for _ in range(2):
+        assert isinstance(index.identify(header, "https://a.example", None, NOW_US), Caller)
+        assert code(index.identify(header, "https://b.example", None, NOW_US)) == (403, "origin_refused")
+        assert code(index.identify(header, "https://a.example", None, NOW_US + 20)) == (401, "key_expired")
+        assert code(index.identify(header[:-1] + "!", "https://a.example", None, NOW_US)) == (
+            401,
+            "key_malformed",
+        )
+
+
 def test_a_rotated_secret_works_on_until_the_overlap_is_over() -> None:
     table, key_id, first = made(NewKey("acme"))
     _, second = new_secret()

@@ -107,8 +107,13 @@ class Bench:
                     _until(lambda: position(log, group) > first, check)
                     since_s, start = time.monotonic(), position(log, group)
                     _until(lambda: arrivals.written - position(log, group) <= arrival, check)
-                    took_s, done = time.monotonic() - since_s, position(log, group)
-        return CatchUp(arrival, (done - start) / took_s, since_s - began_s, took_s)
+                    ended_s, done = time.monotonic(), position(log, group)
+        ready_s = since_s - began_s
+        if (
+            done == start
+        ):  # a short stop: its first commit was all, so the speed is that with its start included
+            since_s, start = began_s, first
+        return CatchUp(arrival, (done - start) / (ended_s - since_s), ready_s, ended_s - since_s)
 
 
 class CatchUp(NamedTuple):

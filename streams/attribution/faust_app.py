@@ -8,6 +8,8 @@ commit past unfinished events, and a partition's records would be judged out of 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -29,6 +31,7 @@ from rollwire.streams.attribution.progress import Input, Progress
 from rollwire.streams.attribution.rulebook import Rulebook
 from rollwire.streams.attribution.table import WindowTable, window_table
 from rollwire.streams.attribution.transport import FoldedTransport
+from rollwire.streams.monitor.bounded import STOP_S
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record
 
@@ -66,6 +69,11 @@ class AttributionApp(faust.App):
 
     def _create_directories(self) -> None:
         """The table is in memory: no folders in whatever directory this was started from."""
+
+    async def crash(self, reason: BaseException) -> None:
+        """Ends the process: Faust stands still after a crash, and would be there for ever."""
+        faulthandler.dump_traceback_later(STOP_S, exit=True, file=sys.stderr)
+        await super().crash(reason)
 
     def inputs(self) -> list[TP]:
         return [TP(self.prefix + topic, partition) for topic, partition in self.progress.inputs()]

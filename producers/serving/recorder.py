@@ -106,6 +106,10 @@ class Recorder:
         except RollwireError as error:
             self._error = error
             _log.error("recorder_ended", error=str(error))
+        except Exception as error:  # noqa: BLE001  a thread's edge: answering on while nothing is recorded must not go unseen
+            self._error = RollwireError(f"answers can no longer be written: {type(error).__name__}")
+            self._error.__cause__ = error
+            _log.error("recorder_ended", error=type(error).__name__)  # its text may hold what a person wrote
         finally:
             if writer is not None:
                 writer.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
 from typing import TYPE_CHECKING
 
 import structlog
 
 from rollwire.streams.attribution.config import AttributionConfig, config_from_environment
+from rollwire.streams.monitor.ports import free_port
 from rollwire.streams.monitor.versions import check_versions, installed
 
 if TYPE_CHECKING:
@@ -25,16 +25,9 @@ def run_attribution(config: AttributionConfig) -> None:
     `TopicMismatch` where topics are missing, `LogError` where the broker is away.
     """
     check_versions(installed(), "attribution")
-    from rollwire.streams.monitor.bounded import BoundedWorker
+    from rollwire.streams.monitor.bounded import run_to_its_end
 
-    app = build_app(config)
-    worker = BoundedWorker(app, loglevel="ERROR", redirect_stdouts=False, quiet=True)
-    worker.spinner = None  # it writes control characters even where nobody looks
-    try:
-        worker.execute_from_commandline()
-    except SystemExit as ended:
-        if ended.code not in (0, None):
-            raise
+    run_to_its_end(build_app(config), "ERROR")
 
 
 @functools.cache
@@ -50,7 +43,7 @@ def build_app(config: AttributionConfig) -> AttributionApp:
     from rollwire.streams.seams.log_kafka import KafkaLog
 
     if config.web_port == 0:
-        config = config.model_copy(update={"web_port": _free_port(config.web_host)})
+        config = config.model_copy(update={"web_port": free_port(config.web_host)})
     logging.getLogger("aiokafka").setLevel(logging.ERROR)
     log, clock = KafkaLog(config.bootstrap, config.prefix, client_id="attribution"), SystemClock()
     look = Look(log, clock, round(config.clock_skew_s * 1e6))
@@ -61,10 +54,3 @@ def build_app(config: AttributionConfig) -> AttributionApp:
         rules=None if rules is None else f"{rules.name} {rules.verifier_version}",
     )
     return make_app(config, log, look, clock)
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port

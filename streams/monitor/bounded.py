@@ -30,3 +30,17 @@ class BoundedStop(Worker):
 
 class BoundedWorker(BoundedStop, faust.Worker):
     """`faust.Worker`, its stop bounded."""
+
+
+def run_to_its_end(app: faust.App, loglevel: str) -> None:
+    """Runs an app as this process's worker until it is told to stop. For the main thread, whose signal handlers it sets.
+
+    Raises `SystemExit` where it ended by a fault.
+    """
+    worker = BoundedWorker(app, loglevel=loglevel, redirect_stdouts=False, quiet=True)
+    worker.spinner = None  # it writes control characters even where nobody looks
+    try:
+        worker.execute_from_commandline()
+    except SystemExit as ended:
+        if ended.code not in (0, None):
+            raise

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
 from typing import TYPE_CHECKING
 
 import structlog
 
 from rollwire.streams.monitor.config import MonitorConfig, config_from_environment
+from rollwire.streams.monitor.ports import free_port
 from rollwire.streams.monitor.versions import check_versions, installed
 
 if TYPE_CHECKING:
@@ -26,19 +26,12 @@ def run_monitor(
     Raises `EnvironmentMissing` where a package is of a version that is not supported.
     """
     check_versions(installed())
-    from rollwire.streams.monitor.bounded import BoundedWorker
+    from rollwire.streams.monitor.bounded import run_to_its_end
 
     config = MonitorConfig(
         bootstrap=bootstrap, prefix=prefix, redis_url=redis_url, web_port=web_port, web_host=web_host
     )
-    app = _app(config)
-    worker = BoundedWorker(app, loglevel="WARNING", redirect_stdouts=False, quiet=True)
-    worker.spinner = None  # it writes control characters even where nobody looks
-    try:
-        worker.execute_from_commandline()
-    except SystemExit as ended:
-        if ended.code not in (0, None):
-            raise
+    run_to_its_end(_app(config), "WARNING")
 
 
 @functools.cache
@@ -52,15 +45,8 @@ def _app(config: MonitorConfig) -> MonitorApp:
     from rollwire.streams.seams.log_kafka import KafkaLog
 
     if config.web_port == 0:
-        config = config.model_copy(update={"web_port": _free_port(config.web_host)})
+        config = config.model_copy(update={"web_port": free_port(config.web_host)})
     logging.getLogger("aiokafka").setLevel(logging.ERROR)
     _logger.info("monitor.start", page=page_url(config))
     log = KafkaLog(config.bootstrap, config.prefix, client_id="monitor")
     return make_app(config, log, None if config.redis_url is None else RedisCache(config.redis_url))
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -10,6 +10,7 @@ from aiokafka.coordinator.assignors.roundrobin import (  # type: ignore[import-u
     RoundRobinPartitionAssignor,
 )
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from faust.types import TP
 
 
 class CommittedConsumerThread(AIOKafkaConsumerThread):
@@ -46,6 +47,15 @@ class CommittedConsumerThread(AIOKafkaConsumerThread):
 class CommittedConsumer(Consumer):
     def _new_consumer_thread(self) -> AIOKafkaConsumerThread:
         return CommittedConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def _seek(self, partition: TP, offset: int) -> None:
+        """Moves a position on the thread that fetches.
+
+        Faust does it on the caller's. aiokafka is not made for two threads: where the other takes a partition's records at
+        that moment, it finds them gone and the worker dies of a `KeyError`.
+        """
+        seek: Any = self._thread.seek  # returns nothing, which the call takes as it takes an awaitable
+        await self._thread.call_thread(seek, partition, offset)
 
 
 class CommittedTransport(Transport):

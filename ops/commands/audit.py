@@ -1,0 +1,22 @@
+"""`rollwire audit ...`: one file a question, imported when it is asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cyclopts import App
+
+app = App(
+    name="audit",
+    help="Explain, verify, rebuild and export the history of a run. Exit codes: 0 clean, 1 findings, 2 could not run.",
+    result_action="return_value",
+)
+
+# fmt: off
+_COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing."),
+)
+# fmt: on
+
+for _name, _target, _help in _COMMANDS:
+    app.command(_target, name=_name, help=_help)

@@ -1,0 +1,1 @@
+"""The archive: sealed segments of every topic in the object store, and the proof that nobody changed them."""

@@ -1,0 +1,1 @@
+"""Processors run again over history: as it was, or with other settings."""

@@ -47,7 +47,7 @@ class BodyReader:
         if length is not None and length > most:
             return self._too_large()
         size, given = 0, False
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         if task is None:
             raise RuntimeError("a body is read in a task")
         self._waiting[task] = self._loop.time() + self._timeout_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final, Literal
@@ -76,8 +77,9 @@ class Committer:
         self._queue_bytes = queue_bytes
         self._commit_events = commit_events
         self._write_timeout_s = write_timeout_s
-        self._queue: SimpleQueue[Ticket | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Ticket] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
+        self._arrived: list[Ticket] = []  # since the loop last came round
         self._open: dict[Ticket, None] = {}  # in order of arrival, so of deadline
         self.events = 0  # that wait or are under way
         self.bytes = 0
@@ -106,7 +108,10 @@ class Committer:
         self.events += len(entries)
         self.bytes += size
         self._open[ticket] = None
-        self._queue.put(ticket)
+        # One hand-over for all that the loop finds ready at once: each may wake the thread, which costs both.
+        if not self._arrived:
+            self._loop.call_soon(self._hand_over)
+        self._arrived.append(ticket)
         return ticket.future
 
     def hurry(self, within_s: float) -> None:
@@ -130,6 +135,10 @@ class Committer:
         await self._loop.run_in_executor(None, self._thread.join, max(0.1, deadline_s - time.monotonic()))
 
     # -- on the loop --------------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> None:
+        self._queue.put(self._arrived)
+        self._arrived = []
 
     def _settle(self, ticket: Ticket, fates: Sequence[Fate] | None) -> None:
         self._open.pop(ticket, None)
@@ -159,28 +168,32 @@ class Committer:
     # -- on the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        crowded = False
-        while True:
-            try:
-                ticket = self._queue.get(timeout=_WAKE_S)
-            except Empty:
-                continue
-            if ticket is None:
-                return
-            if crowded:
-                time.sleep(_GATHER_S)
-            batch, events, stop = [ticket], len(ticket.entries), False
-            while events < self._commit_events and self._queue.qsize():
-                ticket = self._queue.get()
-                if ticket is None:
-                    stop = True
+        crowded = stop = False
+        waiting: deque[Ticket] = deque()
+        while waiting or not stop:
+            if not waiting:
+                try:
+                    arrived = self._queue.get(timeout=_WAKE_S)
+                except Empty:
+                    continue
+                if arrived is None:
+                    return
+                waiting.extend(arrived)
+                if crowded:
+                    time.sleep(_GATHER_S)
+            batch: list[Ticket] = []
+            events = 0
+            while events < self._commit_events:
+                if not waiting and not stop and self._queue.qsize():
+                    arrived = self._queue.get()
+                    stop = arrived is None
+                    waiting.extend(arrived or ())
+                if not waiting:
                     break
-                batch.append(ticket)
-                events += len(ticket.entries)
+                batch.append(waiting.popleft())
+                events += len(batch[-1].entries)
             self._commit(batch)
             crowded = len(batch) >= _CROWD
-            if stop:
-                return
 
     def _commit(self, batch: Sequence[Ticket]) -> None:
         began_s = time.monotonic()

@@ -38,6 +38,8 @@
     ├── FeedbackError               feedback on its way to the gateway
     │   ├── SpoolFull               what waits reached its bound, or the disk is full: nothing was taken, nothing dropped
     │   └── GatewayRefused          the gateway turns every request away (key, address): what waits is kept
+    ├── AuditError                  the sealed history of a run
+    │   └── ArchiveCorrupt          an archived object does not read
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
     ├── RankLost                    a process of the trainer died or did not answer in time
     ├── MismatchDrift               trainer and sampler drift apart, and the trainer was told to pause then; exit code 3
@@ -208,6 +210,14 @@ class SpoolFull(FeedbackError):
 
 
 class GatewayRefused(FeedbackError):
+    pass
+
+
+class AuditError(RollwireError):
+    pass
+
+
+class ArchiveCorrupt(AuditError):
     pass
 
 

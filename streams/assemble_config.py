@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -54,7 +55,7 @@ def _says_user(record: Record) -> bool:
     return identity is not None and identity.split(b"/", 2)[1:2] == [b"user"]
 
 
-class JoinConfig(BaseModel):
+class JoinConfig(BaseModel, ABC):
     """What joining takes, whatever is joined."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,9 +93,9 @@ class JoinConfig(BaseModel):
         """The inputs."""
         return self.kind.joined
 
+    @abstractmethod
     def decide(self, group: OpenGroup, cut: Cut) -> Group | GroupFate:
         """What becomes of a group that is whole, or due."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _horizon_holds_the_deadline(self) -> JoinConfig:

@@ -140,8 +140,9 @@ class TrainerConfig(CorrectionConfig):
     def measures_without_replay(self, step: int) -> bool:
         return self.routing_replay and self.no_replay_every > 0 and step % self.no_replay_every == 0
 
-    def settings(self, *, torch_version: str, policy: str) -> dict[str, str]:
-        """What the bits of a step depend on beyond its plan, as written into `train-steps`."""
+    def settings(self, *, torch_version: str, policy: str, cpu: str) -> dict[str, str]:
+        """What the bits of a step depend on beyond its plan, as written into `train-steps`. `cpu`: the instruction set that
+        the kernels are chosen by."""
         named = self.model_dump(
             include={
                 "learning_rate",
@@ -169,6 +170,7 @@ class TrainerConfig(CorrectionConfig):
             name: repr(value) if isinstance(value, float) else str(value) for name, value in named.items()
         }
         values["torch"] = torch_version
+        values["cpu"] = cpu
         values["policy"] = policy
         values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "unset")
         return values

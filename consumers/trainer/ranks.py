@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -99,7 +100,9 @@ class RankGroup:
         self._initial = initial
         self._parameters = parameter_layout(policy_config)
         self._settings = config.settings(
-            torch_version=str(torch.__version__), policy=policy_config.model_dump_json()
+            torch_version=str(torch.__version__),
+            policy=policy_config.model_dump_json(),
+            cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         )
         self._snapshot: Snapshot | None = None  # what `start` gives to every rank
         self._children: list[tuple[SpawnProcess, Connection]] = []

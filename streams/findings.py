@@ -37,6 +37,7 @@ class Kind(StrEnum):
     SCHEMA_UNKNOWN = "schema_unknown"
     ERASED = "erased"
     OBJECT_MISSING = "object_missing"
+    OBJECT_CORRUPT = "object_corrupt"
     VERSION_UNKNOWN = "version_unknown"
     EVENT_UNKNOWN = "event_unknown"
     DIGEST_DIFFERS = "digest_differs"
@@ -65,6 +66,7 @@ MEANING: Final[dict[Kind, str]] = {
     Kind.SCHEMA_UNKNOWN: "a record's schema fingerprint is not known here",
     Kind.ERASED: "a person's key was destroyed on request: the content is gone, and that is no fault",
     Kind.OBJECT_MISSING: "an object that an event names is not in the store",
+    Kind.OBJECT_CORRUPT: "an object that an event names is damaged, or of a format that this release does not read",
     Kind.VERSION_UNKNOWN: "the version was never published in this lineage",
     Kind.EVENT_UNKNOWN: "no event has this id",
     Kind.DIGEST_DIFFERS: "what was computed again has another digest than what was published",

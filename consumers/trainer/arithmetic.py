@@ -29,6 +29,7 @@ from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.tensors import State, tensor
 from rollwire.schemas.errors import DeadlineExceeded, DeltaCorrupt, PlanViolation
 from rollwire.schemas.records import Claim, PackedBatch, WeightVersion
+from rollwire.schemas.release import code_version
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.sealing import OpenKeys
@@ -79,7 +80,7 @@ class ArithmeticLearner:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"learner": "arithmetic", "ranks": str(self._config.ranks)}
+        return {"learner": "arithmetic", "ranks": str(self._config.ranks), "code": code_version()}
 
     @property
     def plan(self) -> PackedBatch | None:

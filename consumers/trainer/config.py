@@ -140,9 +140,9 @@ class TrainerConfig(CorrectionConfig):
     def measures_without_replay(self, step: int) -> bool:
         return self.routing_replay and self.no_replay_every > 0 and step % self.no_replay_every == 0
 
-    def settings(self, *, torch_version: str, policy: str, cpu: str) -> dict[str, str]:
+    def settings(self, *, torch_version: str, policy: str, cpu: str, code: str) -> dict[str, str]:
         """What the bits of a step depend on beyond its plan, as written into `train-steps`. `cpu`: the instruction set that
-        the kernels are chosen by."""
+        the kernels are chosen by. `code`: of the trainer."""
         named = self.model_dump(
             include={
                 "learning_rate",
@@ -171,6 +171,7 @@ class TrainerConfig(CorrectionConfig):
         }
         values["torch"] = torch_version
         values["cpu"] = cpu
+        values["code"] = code
         values["policy"] = policy
         values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "unset")
         return values

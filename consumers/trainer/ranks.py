@@ -51,6 +51,7 @@ from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import ConfigError, DeadlineExceeded, RankLost, RollwireError, StateMismatch
 from rollwire.schemas.records import Claim, PackedBatch
+from rollwire.schemas.release import code_version
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.sealing import OpenKeys
@@ -103,6 +104,7 @@ class RankGroup:
             torch_version=str(torch.__version__),
             policy=policy_config.model_dump_json(),
             cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            code=code_version(),
         )
         self._snapshot: Snapshot | None = None  # what `start` gives to every rank
         self._children: list[tuple[SpawnProcess, Connection]] = []

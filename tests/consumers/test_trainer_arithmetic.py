@@ -20,6 +20,7 @@ from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.errors import DeadlineExceeded, OffsetLost, StateMismatch
 from rollwire.schemas.records import Microbatch, PackedBatch, Position, WeightVersion
+from rollwire.schemas.release import code_version
 from rollwire.schemas.validate import validate
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import ManualClock, SystemClock
@@ -121,7 +122,7 @@ def test_steps_are_complete_events_of_a_model_that_predicts_nothing() -> None:
         assert (step.mismatch.max, step.mismatch.k3) == (0.0, 0.0)
         assert step.mismatch.tokens == step.trained_tokens > 0
         assert step.sequences == SPEC.sequences
-        assert step.settings == {"learner": "arithmetic", "ranks": "1"}
+        assert step.settings == {"learner": "arithmetic", "ranks": "1", "code": code_version()}
         assert {row.fleet for row in step.mismatch_by} == {"fleet-0", "fleet-1"}
     assert last.state_digest == digest(sums)
     claim = history.versions[2].checkpoint

@@ -95,7 +95,9 @@ def test_warm_up_is_linear_then_constant() -> None:
 
 
 def test_settings_name_all_that_enters_the_bits() -> None:
-    settings = TrainerConfig(control=True).settings(torch_version="2", policy="{}", cpu="x86_64 AVX2")
+    settings = TrainerConfig(control=True).settings(
+        torch_version="2", policy="{}", cpu="x86_64 AVX2", code="0.1.0"
+    )
     assert settings["control"] == "True"
     assert settings["threads"] == "1"
     assert settings["learning_rate"] == "0.0002"

@@ -34,6 +34,7 @@ from rollwire.consumers.trainer.history import (
 )
 from rollwire.consumers.weights.link_builder import link_builder
 from rollwire.consumers.weights.links import read_links
+from rollwire.consumers.weights.manifest import MadeFrom
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.consumers.weights.reader import load_version
@@ -243,10 +244,11 @@ class VersionPublisher:
         copy: bool = False,
     ) -> None:
         self._wait_below(self._config.max_uncommitted)
+        made_from = None if event is None else MadeFrom(event.consumed, event.plan_digest)
         if copy:
-            published = self._publisher.publish(version, state, step=step)
+            published = self._publisher.publish(version, state, step=step, made_from=made_from)
         else:
-            published = self._publisher.submit(version, step, as_state(state))
+            published = self._publisher.submit(version, step, as_state(state), made_from)
         self._version = version
         self._committer.take(Taken(version, event, published, None, before, after))
 

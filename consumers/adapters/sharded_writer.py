@@ -22,7 +22,7 @@ from rollwire.consumers.adapters.exchange import Bytes, Ranks
 from rollwire.consumers.adapters.halo import Span, moves
 from rollwire.consumers.weights.anchor import AnchorFile, anchor_file, plan_anchor
 from rollwire.consumers.weights.links import put_shards
-from rollwire.consumers.weights.manifest import ObjectEntry, TensorEntry
+from rollwire.consumers.weights.manifest import MadeFrom, ObjectEntry, TensorEntry
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter, Written
 from rollwire.consumers.weights.sums import Layout
 from rollwire.kernels.delta.encode import encode_chunks, seal, split_chunks
@@ -103,7 +103,15 @@ class ShardedWriter:
         return Held(event, state, digest)
 
     def write_next(
-        self, base: Held, version: int, step: int, state: State, published_us: int, *, anchor: bool
+        self,
+        base: Held,
+        version: int,
+        step: int,
+        state: State,
+        published_us: int,
+        *,
+        anchor: bool,
+        made_from: MadeFrom | None = None,
     ) -> Held:
         plan = self._planned()
         encoded = self._try(
@@ -140,7 +148,14 @@ class ShardedWriter:
         written = Written(objects, self._coder if objects else "", result, sum(one.changed for one in shares))
         event = self._event(
             lambda: self._writer.write_version(
-                base.event, version, step, plan.layout, written, published_us, anchor=snapshot
+                base.event,
+                version,
+                step,
+                plan.layout,
+                written,
+                published_us,
+                anchor=snapshot,
+                made_from=made_from,
             )
         )
         return Held(event, state, result)

@@ -12,6 +12,7 @@ from rollwire.consumers.trainer.commit import CheckpointWriter, Committer, Taken
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.learner import Learner
 from rollwire.consumers.weights.link_builder import link_builder
+from rollwire.consumers.weights.manifest import MadeFrom
 from rollwire.consumers.weights.publisher import PublisherConfig, SnapshotPublisher
 from rollwire.kernels.tensors import State
 from rollwire.schemas.records import Notice, TrainStep, WeightVersion
@@ -111,7 +112,8 @@ class Pipeline:
         notices: tuple[Notice, ...] = (),
     ) -> None:
         """Positions and weights as they are now go to the background; the next step may begin."""
-        published = self._publisher.submit(version, version, state)
+        made_from = None if step is None else MadeFrom(step.consumed, step.plan_digest)
+        published = self._publisher.submit(version, version, state, made_from)
         self._committer.take(Taken(version, step, published, checkpoint, before, after, notices))
 
     def check(self) -> None:

@@ -12,9 +12,12 @@ import msgspec
 from rollwire.consumers.weights.keys import manifest_key, sha256_hex
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import DeltaCorrupt, FormatUnknown, StateMismatch
-from rollwire.schemas.records import Claim
+from rollwire.schemas.records import Claim, OffsetRange
 
 FORMAT: Final = 2
+FORMAT_MADE: Final = 3
+"""Of a manifest that says what its version was made from. Any other is written as format 2, byte for byte as before."""
+_READ: Final = (FORMAT, FORMAT_MADE)
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -44,7 +47,15 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_digest: str
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MadeFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the step that made a version consumed: the same as in its `train-steps` event, so that store and log can be held
+    against each other."""
+
+    consumed: tuple[OffsetRange, ...]  # of packed-batches, one per rank
+    plan_digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     format: int
     model: str
     lineage: str
@@ -62,6 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sums: (
         Claim | None
     )  # an anchor's chunk sums (`sums.py`), by which a slice of it is checked; None for deltas
+    made_from: MadeFrom | None = None  # None = by no step, or by one that trained on nothing (a revert)
 
 
 class _Format(msgspec.Struct):
@@ -86,13 +98,19 @@ def decode_manifest(data: bytes) -> Manifest:
         found = msgspec.json.decode(data, type=_Format).format
     except msgspec.MsgspecError as error:
         raise DeltaCorrupt(f"a manifest does not decode: {error}") from error
-    if found != FORMAT:
-        advice = "upgrade rollwire here" if found > FORMAT else "publish the weights again with this release"
-        raise FormatUnknown(f"a manifest has format {found}, this release reads {FORMAT}: {advice}")
+    if found not in _READ:
+        advice = (
+            "upgrade rollwire here" if found > FORMAT_MADE else "publish the weights again with this release"
+        )
+        raise FormatUnknown(
+            f"a manifest has format {found}, this release reads {FORMAT} and {FORMAT_MADE}: {advice}"
+        )
     try:
         manifest = _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise DeltaCorrupt(f"a manifest does not decode: {error}") from error
+    if (manifest.format == FORMAT_MADE) != (manifest.made_from is not None):
+        raise DeltaCorrupt(f"a manifest of format {manifest.format} with made_from {manifest.made_from}")
     if (manifest.kind == "anchor") != (manifest.base is None):
         raise DeltaCorrupt(f"a manifest of kind {manifest.kind} with base {manifest.base}")
     return manifest

@@ -24,6 +24,7 @@ import structlog
 
 from rollwire.consumers.weights.buffers import BufferPool, Source
 from rollwire.consumers.weights.link_builder import LinkBuilder
+from rollwire.consumers.weights.manifest import MadeFrom
 from rollwire.consumers.weights.publisher_config import PublisherConfig
 from rollwire.consumers.weights.snapshot import Held, SnapshotWriter
 from rollwire.consumers.weights.sources import NamedTensors, sources_of
@@ -61,9 +62,12 @@ class Waiting(NamedTuple):
 class _Item:
     """A submitted version that is not committed yet."""
 
-    def __init__(self, version: int, step: int, state: State, now_s: float) -> None:
+    def __init__(
+        self, version: int, step: int, state: State, made_from: MadeFrom | None, now_s: float
+    ) -> None:
         self.version = version
         self.step = step
+        self.made_from = made_from
         self.state = state
         self.since_s = now_s  # submitted, then stored
         self.trouble = ""  # why the store did not take it the last time
@@ -81,7 +85,15 @@ class VersionWriter(Protocol):
     def write_first(self, version: int, step: int, state: State, published_us: int) -> Held: ...
 
     def write_next(
-        self, base: Held, version: int, step: int, state: State, published_us: int, *, anchor: bool
+        self,
+        base: Held,
+        version: int,
+        step: int,
+        state: State,
+        published_us: int,
+        *,
+        anchor: bool,
+        made_from: MadeFrom | None = None,
     ) -> Held: ...
 
 
@@ -136,7 +148,12 @@ class SnapshotPublisher:
         )
 
     def publish(
-        self, version: int, named_tensors: NamedTensors, *, step: int | None = None
+        self,
+        version: int,
+        named_tensors: NamedTensors,
+        *,
+        step: int | None = None,
+        made_from: MadeFrom | None = None,
     ) -> Future[WeightVersion]:
         """Copies the weights and returns; the caller may go on changing them. Then as `submit`.
 
@@ -151,16 +168,19 @@ class SnapshotPublisher:
         if failed is not None:
             return failed
         state = self._pool.fill(sources)
-        return self._take(version, version if step is None else step, state)
+        return self._take(version, version if step is None else step, state, made_from)
 
-    def submit(self, version: int, step: int, state: State) -> Future[WeightVersion]:
-        """Takes over `state`; returns at once unless `max_uncommitted` versions wait for their commit.
+    def submit(
+        self, version: int, step: int, state: State, made_from: MadeFrom | None = None
+    ) -> Future[WeightVersion]:
+        """Takes over `state`; returns at once unless `max_uncommitted` versions wait for their commit. `made_from` goes into
+        the manifest of a version that is no lineage's first.
 
         The future's event is not committed yet. The first version of a lineage becomes an anchor, later ones deltas.
         Raises `WeightError` for a version out of order or after `close`, `DeadlineExceeded` while nothing commits.
         """
         failed = self._admit(version, copies=False)
-        return self._take(version, step, state) if failed is None else failed
+        return self._take(version, step, state, made_from) if failed is None else failed
 
     def waiting_for(self) -> Waiting | None:
         """What the oldest open version waits for; None where all are committed."""
@@ -218,9 +238,11 @@ class SnapshotPublisher:
                 return future
             return None
 
-    def _take(self, version: int, step: int, state: State) -> Future[WeightVersion]:
+    def _take(
+        self, version: int, step: int, state: State, made_from: MadeFrom | None
+    ) -> Future[WeightVersion]:
         with self._change:
-            item = _Item(version, step, state, self._clock.monotonic_s())
+            item = _Item(version, step, state, made_from, self._clock.monotonic_s())
             if self._failed is not None or self._closed:  # while it was copied
                 cause = self._failed or (version, WeightError("the publisher was closed"))
                 item.future.set_exception(_consequence(version, *cause))
@@ -423,7 +445,9 @@ class SnapshotPublisher:
         if base is None:
             return self._writer.write_first(item.version, item.step, item.state, now_us)
         anchor = item.version % self._config.anchor_every == 0
-        return self._writer.write_next(base, item.version, item.step, item.state, now_us, anchor=anchor)
+        return self._writer.write_next(
+            base, item.version, item.step, item.state, now_us, anchor=anchor, made_from=item.made_from
+        )
 
     def _fail(self, item: _Item, error: BaseException) -> None:
         with self._change:

@@ -11,7 +11,9 @@ from rollwire.consumers.weights.keys import anchor_key, sha256_hex, sums_key
 from rollwire.consumers.weights.links import put_shards
 from rollwire.consumers.weights.manifest import (
     FORMAT,
+    FORMAT_MADE,
     Base,
+    MadeFrom,
     Manifest,
     ObjectEntry,
     TensorEntry,
@@ -121,6 +123,7 @@ class SnapshotWriter:
         *,
         anchor: bool,
         kind: Literal["delta", "revert"] = "delta",
+        made_from: MadeFrom | None = None,
     ) -> Held:
         """A delta on `base`, and an anchor of the same version beside it if wanted.
 
@@ -146,6 +149,7 @@ class SnapshotWriter:
             published_us,
             anchor=snapshot,
             kind=kind,
+            made_from=made_from,
         )
         return Held(event, state, delta.result)
 
@@ -160,6 +164,7 @@ class SnapshotWriter:
         *,
         anchor: Claim | None = None,
         kind: Literal["delta", "revert"] = "delta",
+        made_from: MadeFrom | None = None,
     ) -> WeightVersion:
         """The manifest of a delta whose shards stand in the store, wherever they were encoded (each rank its own part,
         say), and the version's event. `layout` is of the whole state, `written.result` its digest."""
@@ -167,7 +172,7 @@ class SnapshotWriter:
         named: Literal["delta", "empty", "revert"] = kind if objects or kind == "revert" else "empty"
         total = sum(math.prod(shape) for _, shape in layout.values())
         manifest = Manifest(
-            format=FORMAT,
+            format=FORMAT if made_from is None else FORMAT_MADE,
             model=self._model,
             lineage=self._lineage,
             version=version,
@@ -185,6 +190,7 @@ class SnapshotWriter:
                 for o in objects
             ),
             sums=None,
+            made_from=made_from,
         )
         claim, data = encode_manifest(manifest)
         self._store.create(claim.key, data)

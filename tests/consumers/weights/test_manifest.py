@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from rollwire.consumers.weights.keys import anchor_key, delta_key, manifest_key, sha256_hex
 from rollwire.consumers.weights.manifest import (
     Base,
+    MadeFrom,
     Manifest,
     ObjectEntry,
     TensorEntry,
@@ -18,6 +20,7 @@ from rollwire.consumers.weights.manifest import (
 )
 from rollwire.kernels.tensors import tensor
 from rollwire.schemas.errors import DeltaCorrupt, FormatUnknown, StateMismatch
+from rollwire.schemas.records import OffsetRange
 
 MANIFEST = Manifest(
     format=2,
@@ -55,6 +58,24 @@ def test_golden_bytes() -> None:
     assert (claim.size, claim.sha256) == (len(GOLDEN), sha256_hex(GOLDEN))
 
 
+def test_a_manifest_that_says_what_its_version_was_made_from_is_of_its_own_format() -> None:
+    """A release that does not know it asks for an upgrade, and does not call it damaged."""
+    made_from = MadeFrom((OffsetRange(topic="packed-batches", partition=0, start=4, end=5),), "12" * 32)
+    manifest = msgspec.structs.replace(MANIFEST, format=3, made_from=made_from)
+    _, data = encode_manifest(manifest)
+    assert decode_manifest(data) == manifest
+    assert data == GOLDEN[:-1].replace(b'"format":2', b'"format":3') + (
+        b',"made_from":{"consumed":[{"topic":"packed-batches","partition":0,"start":4,"end":5}],'
+        b'"plan_digest":"' + b"12" * 32 + b'"}}'
+    )
+    for torn in (
+        msgspec.structs.replace(manifest, format=2),
+        msgspec.structs.replace(manifest, made_from=None),
+    ):
+        with pytest.raises(DeltaCorrupt, match="made_from"):
+            decode_manifest(encode_manifest(torn)[1])
+
+
 def test_strictness() -> None:
     value = json.loads(GOLDEN)
     for changed in (
@@ -72,10 +93,10 @@ def test_strictness() -> None:
         decode_manifest(GOLDEN + b"{}")
 
 
-@pytest.mark.parametrize(("found", "advice"), [(3, "upgrade"), (1, "publish the weights again")])
+@pytest.mark.parametrize(("found", "advice"), [(4, "upgrade"), (1, "publish the weights again")])
 def test_another_format_is_named_with_what_to_do(found: int, advice: str) -> None:
     """A newer manifest may hold anything: only its number is looked at."""
-    with pytest.raises(FormatUnknown, match=f"has format {found}, this release reads 2: {advice}"):
+    with pytest.raises(FormatUnknown, match=f"has format {found}, this release reads 2 and 3: {advice}"):
         decode_manifest(json.dumps({"format": found, "extents": [1]}).encode())
 
 

@@ -39,7 +39,10 @@
     │   ├── SpoolFull               what waits reached its bound, or the disk is full: nothing was taken, nothing dropped
     │   └── GatewayRefused          the gateway turns every request away (key, address): what waits is kept
     ├── AuditError                  the sealed history of a run
-    │   └── ArchiveCorrupt          an archived object does not read
+    │   ├── ArchiveCorrupt          an archived object does not read
+    │   ├── HeadInvalid             a sealed head does not read, or is not what its place says
+    │   ├── SignatureInvalid        a sealed head's signature does not verify
+    │   └── KeyUnknown              a sealed head is signed by a key that is not trusted
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
     ├── RankLost                    a process of the trainer died or did not answer in time
     ├── MismatchDrift               trainer and sampler drift apart, and the trainer was told to pause then; exit code 3
@@ -218,6 +221,22 @@ class AuditError(RollwireError):
 
 
 class ArchiveCorrupt(AuditError):
+    """`key` names the object in the store, where it is one."""
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class HeadInvalid(AuditError):
+    pass
+
+
+class SignatureInvalid(AuditError):
+    pass
+
+
+class KeyUnknown(AuditError):
     pass
 
 

@@ -46,6 +46,7 @@ from rollwire.streams.seams.rdkafka_logs import bridge
 _REQUEST_S: Final = 8.0  # a question to the broker: short enough for a stop within 10 s
 _NEW_TOPIC_S: Final = 1.0  # the broker tells of a topic that was just made this much later at most
 _NO_POSITION: Final = -1001  # librdkafka's OFFSET_INVALID: nothing is committed
+_make = tuple.__new__
 
 _NO_LEADER: Final = frozenset(
     {
@@ -305,14 +306,16 @@ class _KafkaReader:
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         deadline = time.monotonic() + timeout_s
         while True:
-            left = max(0.0, deadline - time.monotonic())
             taken: list[Record] = []
             before = dict(self._positions)
-            # consume() waits for a full batch: so wait for the first record, then take what is already here.
-            first = self._consumer.consume(1, left)
-            moved = self._take(first, taken)
-            if first and max_records > 1:
-                moved |= self._take(self._consumer.consume(max_records - 1, 0.0), taken)
+            # consume() waits for a full batch: so take what is already here, else wait for the first record.
+            moved = self._take(self._consumer.consume(max_records, 0.0), taken)
+            if not moved:
+                left = max(0.0, deadline - time.monotonic())
+                first = self._consumer.consume(1, left)
+                moved = self._take(first, taken)
+                if first and max_records > 1:
+                    moved |= self._take(self._consumer.consume(max_records - 1, 0.0), taken)
             if moved:
                 self._down_since = None
             elif self._down_since is not None:
@@ -328,39 +331,61 @@ class _KafkaReader:
         self._consumer.close()
 
     def _take(self, messages: Sequence[Any], taken: list[Record]) -> bool:
-        """Appends records; True when a position moved."""
+        """Appends records; True when a position moved. An audit reads every record there is through these lines."""
         moved = False
+        wire: str | None = None
+        at: TopicPartition | None = None
+        number, after = -1, 0
         for message in messages:
-            name = message.topic()
-            topic = self._names.get(name)
+            # Records come in runs of one partition: what is asked of dictionaries is asked once a run.
             error = message.error()
-            if error is not None:
-                if error.code() == KafkaError._PARTITION_EOF and topic is not None:
-                    partition = TopicPartition(topic, message.partition())
-                    if message.offset() > self._positions.get(partition, message.offset()):
-                        self._positions[partition] = message.offset()
-                    moved = True
-                else:
-                    self._raise(error, name, message.partition(), message.offset())
+            if error is not None or message.partition() != number or message.topic() != wire:
+                if at is not None:
+                    self._positions[at] = after
+                if error is not None:
+                    moved |= self._event(message, error)
+                    wire = at = None
+                    continue
+                wire, number = message.topic(), message.partition()
+                topic = None if wire is None else self._names.get(wire)
+                at = None if topic is None else TopicPartition(topic, number)
+            if at is None:
                 continue
-            if topic is None:
-                continue
-            partition = TopicPartition(topic, message.partition())
             offset = message.offset()
+            after = offset + 1
+            headers = message.headers()
+            # Calling `Record` takes as long as all the rest of these lines.
             taken.append(
-                Record(
-                    topic,
-                    partition.partition,
-                    offset,
-                    message.timestamp()[1],
-                    message.key(),
-                    message.value(),
-                    tuple(message.headers() or ()),
+                _make(
+                    Record,
+                    (
+                        at[0],
+                        number,
+                        offset,
+                        message.timestamp()[1],
+                        message.key(),
+                        message.value(),
+                        tuple(headers) if headers else (),
+                    ),
                 )
             )
-            self._positions[partition] = offset + 1
             moved = True
+        if at is not None:
+            self._positions[at] = after
         return moved
+
+    def _event(self, message: Any, error: KafkaError) -> bool:
+        """What comes between records and is none. True for the end of a partition, which may move its position; a fault
+        that waiting mends is noted, any other raised."""
+        name = message.topic()
+        topic = self._names.get(name)
+        if error.code() != KafkaError._PARTITION_EOF or topic is None:
+            self._raise(error, name, message.partition(), message.offset())
+            return False
+        partition = TopicPartition(topic, message.partition())
+        if message.offset() > self._positions.get(partition, message.offset()):
+            self._positions[partition] = message.offset()
+        return True
 
     def _raise(self, error: KafkaError, topic: str | None, partition: int | None, offset: int | None) -> None:
         where = f"{topic}[{partition}] at {offset}"

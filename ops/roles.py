@@ -22,10 +22,13 @@ from rollwire.ops.settings import load_settings
 from rollwire.ops.stack import read_stack
 from rollwire.ops.stack.master_key import master_key_file
 from rollwire.ops.stopping import stop_on_signals
+from rollwire.ops.telling import tell_settings
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.clock import SystemClock
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from rollwire.streams.assemble_config import JoinConfig
 
 
@@ -45,6 +48,7 @@ def run_fleet_role(run: Run) -> None:
         ) as subscriber,
         open_engine(settings, subscriber) as (engine, weights),
     ):
+        tell_settings(run, log, "fleet", {"fleet": fleet, "follow": settings.follow})
         run_fleet(
             log,
             engine,
@@ -75,18 +79,19 @@ def run_verifier_role(run: Run) -> None:
 
 
 def run_assemble_role(run: Run) -> None:
-    _assemble(run, run.settings.assemble)
+    _assemble(run, run.settings.assemble, "assemble")
 
 
 def run_assemble_production_role(run: Run) -> None:
-    _assemble(run, run.settings.production)
+    _assemble(run, run.settings.production, "production")
 
 
-def _assemble(run: Run, config: JoinConfig) -> None:
+def _assemble(run: Run, config: JoinConfig, section: str) -> None:
     from rollwire.streams.run_assemble import run_assemble
 
     tune_memory()
     with run.log(config.kind.name) as log:
+        tell_settings(run, log, config.kind.name, {section: config})
         run_assemble(
             log,
             config,
@@ -102,11 +107,13 @@ def run_pack_role(run: Run) -> None:
     from rollwire.streams.run_pack import run_pack
 
     settings = run.settings
+    config = settings.pack.for_policy(settings.policy)
     tune_memory()
     with run.log("pack") as log:
+        tell_settings(run, log, "pack", {"pack": config})
         run_pack(
             log,
-            settings.pack.for_policy(settings.policy),
+            config,
             prefix=settings.prefix,
             model=settings.model,
             lineage=settings.lineage,
@@ -125,6 +132,7 @@ def run_trainer_role(run: Run) -> None:
     store = run.store()
     store.probe()
     with run.log("trainer") as log:
+        tell_settings(run, log, "trainer", _training(run))
         run_trainer(
             log,
             store,
@@ -159,6 +167,11 @@ def run_trainer_role(run: Run) -> None:
         )
 
 
+def _training(run: Run) -> dict[str, BaseModel]:
+    settings = run.settings
+    return {"trainer": settings.trainer, "policy": settings.policy, "publisher": settings.publisher}
+
+
 def run_arithmetic_trainer_role(run: Run) -> None:
     """In the trainer's place, with its settings, transactional id and events: for fault tests. Needs no torch."""
     from rollwire.consumers.trainer.arithmetic import run_arithmetic_trainer
@@ -167,6 +180,7 @@ def run_arithmetic_trainer_role(run: Run) -> None:
     store = run.store()
     store.probe()
     with run.log("arithmetic-trainer") as log:
+        tell_settings(run, log, "trainer", _training(run))
         run_arithmetic_trainer(
             log,
             store,
@@ -242,6 +256,8 @@ def run_attribute_role(run: Run) -> None:
     rules = settings.attribution.rules or settings.gateway.rules
     if rules is not None:  # else those of the log hold on
         check_windows(read_rules(rules), settings)
+    with run.log("attribute") as log:
+        tell_settings(run, log, "attribute", {"attribution": settings.attribution})
     run_attribution(
         settings.attribution.model_copy(
             update={

@@ -41,6 +41,7 @@ Registry = Annotated[
 class Broker(NamedTuple):
     bootstrap: str
     prefix: str
+    registry: str | None = None  # URL of the schema registry that is meant
 
     def log(self, command: str) -> closing[KafkaLog]:
         """For a `with`, at whose end the log is closed. The broker knows its client as `rollwire-<command>`."""
@@ -60,9 +61,16 @@ def broker(
     if bootstrap is None:
         bootstrap = read_stack(folder).bootstrap
     run = _newest_run(folder, prefix)
-    at = Broker(bootstrap, str(run.get("prefix", DEFAULT_PREFIX)) if prefix is None else prefix)
-    set_registry(registry or run.get("schema_registry_url"), at.prefix)
+    url: str | None = registry or run.get("schema_registry_url")
+    at = Broker(bootstrap, str(run.get("prefix", DEFAULT_PREFIX)) if prefix is None else prefix, url)
+    set_registry(url, at.prefix)
     return at
+
+
+def run_bucket(folder: Path, prefix: str) -> str | None:
+    """Where the newest run with these topics keeps weights and archive; None: in the stack's own bucket, or no such run."""
+    found = _newest_run(folder, prefix).get("bucket")
+    return None if found is None else str(found)
 
 
 def _newest_run(folder: Path, prefix: str | None) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from rollwire.ops.broker import Broker, broker
+from rollwire.ops.broker import Broker, broker, run_bucket
 from rollwire.ops.stores import bucket_store
+from rollwire.streams.archive.log import ArchivedLog
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 
@@ -35,8 +36,9 @@ def open_history(
     schema_registry: str | None = None,
     bucket: str | None = None,
 ) -> Iterator[History]:
-    """Open until the `with` ends. Raises `StackError` where no broker or store is recorded."""
+    """Open until the `with` ends. `bucket`: by default that of the newest run with the prefix, without one the stack's.
+    Raises `StackError` where no broker or store is recorded."""
     at = broker(dir, bootstrap, prefix, schema_registry)
-    store = bucket_store(dir, bucket)
-    with at.log(command) as live:
-        yield History(live, live, store, at)
+    store = bucket_store(dir, bucket or run_bucket(dir, at.prefix))
+    with at.log(command) as live, closing(ArchivedLog(live, store, at.prefix.rstrip("."))) as log:
+        yield History(log, live, store, at)

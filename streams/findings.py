@@ -92,6 +92,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checked: dict[str, int]  # counts of what was looked at: "records", "segments", "versions"
     notes: tuple[str, ...] = ()
     digests: dict[str, str] = {}
+    results: dict[str, float] = {}  # figures by the ids that bars have: "rebuild.training_equal"
 
     @property
     def exit_code(self) -> int:
@@ -108,8 +109,10 @@ def merged(command: str, reports: Sequence[Report]) -> Report:
     """One report of several; counts of the same name are added up."""
     checked: dict[str, int] = {}
     digests: dict[str, str] = {}
+    results: dict[str, float] = {}
     for report in reports:
         digests.update(report.digests)
+        results.update(report.results)
         for name, count in report.checked.items():
             checked[name] = checked.get(name, 0) + count
     return Report(
@@ -118,4 +121,16 @@ def merged(command: str, reports: Sequence[Report]) -> Report:
         checked=checked,
         notes=tuple(note for report in reports for note in report.notes),
         digests=digests,
+        results=results,
+    )
+
+
+def gap(topic: str, partition: int, first: int, next: int) -> Finding:
+    """Offsets [first, next) that an audit wants to read, and that nothing has."""
+    return Finding(
+        kind=Kind.HISTORY_GAP,
+        where=at(topic, partition, first),
+        detail=f"offsets {first:,} to {next - 1:,} are neither in the log nor in the archive: "
+        "`rollwire audit verify` says what stood there",
+        position=Position(topic=topic, partition=partition, offset=first),
     )

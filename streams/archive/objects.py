@@ -153,16 +153,16 @@ def read_header(data: Bytes, where: str) -> tuple[StretchHeader, int]:
     """The header, and where the frames begin, from the first `HEAD_BYTES` of an object (all of it, where it is
     smaller). Raises `ArchiveCorrupt`."""
     if len(data) < _PREFIX or bytes(data[: len(MAGIC)]) != MAGIC:
-        raise ArchiveCorrupt(f"{where}: this is no stretch of an archive")
+        raise corrupt(where, "this is no stretch of an archive")
     (length,) = _LENGTH.unpack(data[len(MAGIC) : _PREFIX])
     if length > HEAD_BYTES - _PREFIX or length > len(data) - _PREFIX:
-        raise ArchiveCorrupt(f"{where}: a header of {length:,} bytes; the object is damaged, or cut off")
+        raise corrupt(where, f"a header of {length:,} bytes; the object is damaged, or cut off")
     try:
         header = _headers.decode(data[_PREFIX : _PREFIX + length])
     except msgspec.DecodeError as error:
-        raise ArchiveCorrupt(f"{where}: the header does not read: {error}") from error
+        raise corrupt(where, f"the header does not read: {error}") from error
     if header.format != _FORMAT:
-        raise ArchiveCorrupt(f"{where}: format {header.format} is not known here: upgrade, and read it then")
+        raise corrupt(where, f"format {header.format} is not known here: upgrade, and read it then")
     _check(header, where)
     return header, _PREFIX + length
 
@@ -181,35 +181,31 @@ def _check(header: StretchHeader, where: str) -> None:
         and sum(f.plain - 4 * f.records for f in frames) <= STRETCH_BYTES + _MAX_FRAME
     )
     if not right:
-        raise ArchiveCorrupt(f"{where}: the header contradicts itself")
+        raise corrupt(where, "the header contradicts itself")
 
 
 def unpack_frame(stored: Bytes, frame: FrameInfo, where: str) -> list[memoryview]:
     """The records of a frame, as they were sealed. Raises `ArchiveCorrupt`."""
     try:
         if len(stored) != frame.stored or zstandard.frame_content_size(bytes(stored[:18])) != frame.plain:
-            raise ArchiveCorrupt(f"{where}: the frame at offset {frame.first:,} is cut off, or another one")
+            raise corrupt(where, f"the frame at offset {frame.first:,} is cut off, or another one")
         plain = zstandard.ZstdDecompressor().decompress(stored, max_output_size=frame.plain)
     except zstandard.ZstdError as error:
-        raise ArchiveCorrupt(
-            f"{where}: the frame at offset {frame.first:,} does not unpack: {error}"
-        ) from error
+        raise corrupt(where, f"the frame at offset {frame.first:,} does not unpack: {error}") from error
     body = 4 * frame.records
     lengths: Sequence[int] = np.frombuffer(plain, "<u4", frame.records).tolist()
     if body + sum(lengths) != len(plain):
-        raise ArchiveCorrupt(f"{where}: the frame at offset {frame.first:,} is not as long as its records")
+        raise corrupt(where, f"the frame at offset {frame.first:,} is not as long as its records")
     view = memoryview(plain)
     return [view[a:b] for a, b in pairwise(accumulate(lengths, initial=body))]
 
 
-def decode_record(body: Bytes, at: TopicPartition) -> Record:
+def decode_record(body: Bytes, at: TopicPartition, where: str) -> Record:
     """What `leaves.encode_record` was given. Raises `ArchiveCorrupt`."""
     try:
         taken = _records.decode(body)
     except msgspec.DecodeError as error:
-        raise ArchiveCorrupt(
-            f"{at.topic}[{at.partition}]: an archived record does not read: {error}"
-        ) from error
+        raise corrupt(where, f"an archived record does not read: {error}") from error
     return Record(
         at.topic, at.partition, taken.offset, taken.timestamp_ms, taken.key, taken.value, taken.headers
     )
@@ -222,5 +218,10 @@ def records_of(data: bytes, where: str) -> Iterator[Record]:
     view = memoryview(data)
     for frame in header.frames:
         for body in unpack_frame(view[at : at + frame.stored], frame, where):
-            yield decode_record(body, partition)
+            yield decode_record(body, partition, where)
         at += frame.stored
+
+
+def corrupt(where: str, what: str) -> ArchiveCorrupt:
+    """`where`: the object's key."""
+    return ArchiveCorrupt(f"{where}: {what}", where)

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from rollwire.schemas.errors import DeadlineExceeded
+from rollwire.schemas.errors import DeadlineExceeded, OffsetLost
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+
+
+class Lost(NamedTuple):
+    """Offsets [first, next) that can be read nowhere."""
+
+    partition: TopicPartition
+    first: int
+    next: int
+
+
+@runtime_checkable
+class Patchy(Protocol):
+    """A log that may have holes in its middle."""
+
+    def readable_from(self, partition: TopicPartition, position: int) -> int | None:
+        """The first offset from `position` on that can be read; None: there is none."""
+        ...
+
+
+_BATCH: Final = 200
+"""Records of one poll. Of 5,000, what the first ones brought into the caches is gone when they are looked at: reading 1 kB
+records then takes three times as long."""
 
 
 def scan(
@@ -17,12 +40,16 @@ def scan(
     patience_s: float = 30.0,
     clock: Clock | None = None,
     hidden: bool = False,
+    lost: Callable[[Lost], None] | None = None,
 ) -> Iterator[Record]:
     """All records of `topics` from `start` (a partition that is not named: its beginning) up to the end offsets at
     the time of the call, in order within each partition.
 
     `hidden`: what somebody's open transaction hides is waited for. Whoever must not miss what he committed himself asks
     for it: it may stand behind such a transaction.
+
+    `lost` is told of offsets that neither log nor archive have, and reading goes on behind them: audits name them and go on
+    to the end. Without it they raise `OffsetLost`.
 
     Raises `DeadlineExceeded` when no record and no progress comes for `patience_s` seconds.
     """
@@ -39,11 +66,28 @@ def scan(
         deadline = clock.monotonic_s() + patience_s
         while open_:
             before = dict(open_)
-            for record in reader.poll(5_000, 0.5):
-                if record.offset < ends[TopicPartition(record.topic, record.partition)]:
-                    yield record
+            try:
+                records = reader.poll(_BATCH, 0.5)
+            except OffsetLost:
+                holes = [] if lost is None else _holes(log, open_, ends)
+                if not holes or lost is None:
+                    raise
+                for hole in holes:
+                    lost(hole)
+                # What a reader had taken before it found the hole is read again.
+                open_ = {
+                    p: at
+                    for p, at in {**open_, **{h.partition: h.next for h in holes}}.items()
+                    if at < ends[p]
+                }
+                reader.assign(open_)
+                continue
+            positions = reader.positions()
+            if any(at > ends[p] for p, at in positions.items()):
+                records = [r for r in records if r.offset < ends[TopicPartition(r.topic, r.partition)]]
+            yield from records
             # Control records sit between the last event and the end, so the position tells, not the last offset.
-            open_ = {p: at for p, at in reader.positions().items() if p in open_ and at < ends[p]}
+            open_ = {p: at for p, at in positions.items() if p in open_ and at < ends[p]}
             if open_ != before:
                 deadline = clock.monotonic_s() + patience_s
             elif clock.monotonic_s() > deadline:
@@ -53,3 +97,15 @@ def scan(
                 )
     finally:
         reader.close()
+
+
+def _holes(log: Log, open_: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Lost]:
+    """The positions that cannot be read, each up to where reading can go on."""
+    found: list[Lost] = []
+    begins = {} if isinstance(log, Patchy) else log.beginning_offsets(list(open_))
+    for partition, position in open_.items():
+        on = log.readable_from(partition, position) if isinstance(log, Patchy) else begins[partition]
+        upto = ends[partition] if on is None else min(on, ends[partition])
+        if upto > position:
+            found.append(Lost(partition, position, upto))
+    return found

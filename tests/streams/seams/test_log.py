@@ -1,4 +1,4 @@
-"""One behaviour of the log seam, for the twin in memory and for Apache Kafka."""
+"""One behaviour of the log seam, for the twin in memory, for Apache Kafka, and for a log with an archive behind it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import pytest
 
 from rollwire.schemas.errors import Fenced, LogError, OffsetLost, Refused, TopicMismatch, TransactionUnknown
 from rollwire.schemas.partitioner import partition_for
+from rollwire.streams.archive.log import ArchivedLog
 from rollwire.streams.seams.limits import DEAD_LETTER_BYTES, limit_bytes, record_bytes
 from rollwire.streams.seams.log import Log, Outgoing, Record, TopicPartition
 from rollwire.streams.seams.log_kafka import KafkaLog
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
+from rollwire.streams.seams.store_memory import MemoryStore
 
 ONE = TopicPartition("weight-versions", 0)
 Poll = Callable[[int, float], list[Record]]
 IN = [TopicPartition("rollouts", p) for p in range(4)]
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.system)])
+@pytest.fixture(params=["memory", "archived", pytest.param("kafka", marks=pytest.mark.system)])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    memory = MemoryLog({"rollouts": 4, "rewards": 4, "weight-versions": 1, "dead-letters": 1})
     if request.param == "memory":
-        yield MemoryLog({"rollouts": 4, "rewards": 4, "weight-versions": 1, "dead-letters": 1})
+        yield memory
+        return
+    if request.param == "archived":
+        with closing(ArchivedLog(memory, MemoryStore(), "rollwire")) as archived:
+            yield archived
         return
     prefix = request.getfixturevalue("prefix")
     made = KafkaLog(request.getfixturevalue("stack").bootstrap, prefix)

@@ -210,6 +210,9 @@ class GroupFate(Event, frozen=True, kw_only=True, gc=False):
     for_version: int | None  # the version the plan would be applied to
     oldest_version: int | None  # of all spans
     cut: Cut
+    place: int | None = (
+        None  # of a kept group: how many stand before it in its plan; None = not kept, or not said
+    )
 
 
 class GroupClosed(Event, frozen=True, kw_only=True, gc=False):

@@ -242,6 +242,9 @@ def _group_fate(e: r.GroupFate) -> None:
     _distinct("members", e.members)
     _finite("reward_mean", e.reward_mean)
     _not_negative(e, "group_size")
+    if e.place is not None:
+        _ensure(e.fate == "kept", "inconsistent", f"{e.fate}, and has place={e.place} in a plan")
+        _not_negative(e, "place")
     _cut(e.cut)
 
 

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollwire.kernels.cost import CostModel, cost_model
@@ -412,8 +413,10 @@ class Packer:
             cohort=cohort,
         )
         events += lay_out(groups, frame)
-        for entry in (*sampled, *live):
-            events.append(self._settle(entry, "kept", "trained", f"step {step}", step - 1, cut))
+        # The fates of a plan stand in several partitions: the place tells a later reader the order that the plan has.
+        for place, entry in enumerate((*sampled, *live)):
+            fate = self._settle(entry, "kept", "trained", f"step {step}", step - 1, cut)
+            events.append(msgspec.structs.replace(fate, place=place))
         self._next_step = step + 1
         return step
 

@@ -9,7 +9,7 @@ from rollwire.schemas.errors import DeadlineExceeded
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 
-_BATCH: Final = 5_000
+_BATCH: Final = 200  # see `streams.seams.scan`
 
 
 class Range(NamedTuple):

@@ -27,7 +27,7 @@ class Patchy(Protocol):
         ...
 
 
-_BATCH: Final = 200
+BATCH: Final = 200
 """Records of one poll. Of 5,000, what the first ones brought into the caches is gone when they are looked at: reading 1 kB
 records then takes three times as long."""
 
@@ -67,9 +67,9 @@ def scan(
         while open_:
             before = dict(open_)
             try:
-                records = reader.poll(_BATCH, 0.5)
+                records = reader.poll(BATCH, 0.5)
             except OffsetLost:
-                holes = [] if lost is None else _holes(log, open_, ends)
+                holes = [] if lost is None else unreadable(log, open_, ends)
                 if not holes or lost is None:
                     raise
                 for hole in holes:
@@ -99,7 +99,7 @@ def scan(
         reader.close()
 
 
-def _holes(log: Log, open_: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Lost]:
+def unreadable(log: Log, open_: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Lost]:
     """The positions that cannot be read, each up to where reading can go on."""
     found: list[Lost] = []
     begins = {} if isinstance(log, Patchy) else log.beginning_offsets(list(open_))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rollwire.consumers.ledger import ASSEMBLERS
+from rollwire.consumers.audit.hours_facts import ASSEMBLERS
 from rollwire.ops.simulate.log import SimulatedLog
 from rollwire.ops.simulate.workload import LINEAGE, Truth
 from rollwire.ops.simulate.world import Violated

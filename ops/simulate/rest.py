@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from rollwire.consumers.ledger import Book
+from rollwire.consumers.audit.hours_book import Book
+from rollwire.consumers.audit.hours_names import named
+from rollwire.consumers.ledger import summed
 from rollwire.ops.simulate.laws import CONSUMER, JOINED, LIVE, Laws, Limits, consumer_of, plan_key
 from rollwire.ops.simulate.log import SimulatedLog
 from rollwire.ops.simulate.workload import DEADLINE_S, LIVE_DEADLINE_S, Truth
@@ -87,7 +89,11 @@ def _account(laws: Laws, log: SimulatedLog, partitions: Mapping[str, int], limit
         committed |= log.settled(group, [TopicPartition(topic, p) for p in range(partitions[topic])])
     begins = {TopicPartition(topic, p): 0 for topic, count in partitions.items() for p in range(count)}
     live = log.settled(LIVE, [TopicPartition("rewards", p) for p in range(partitions["rewards"])])
-    ledger = book.close(committed, begins, live)
+    tally = book.close(committed, begins, live)
+    ledger = summed(named(tally, lambda topic, _: laws.records[topic]))
+    for flow in tally.flows:
+        if flow.lost or flow.unstarted:
+            raise Violated("7", f"the ledger: {flow.lost} {flow.flow} lost, {flow.unstarted} never started")
     for line in ledger.lines:
         if line.gap:
             raise Violated(

@@ -1,0 +1,114 @@
+"""Reads all topics of a log once and adds them up; a gap on a live log is believed only when it stays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from rollwire.consumers.audit.hours import HourLedger
+from rollwire.consumers.audit.hours_book import Book, Tally
+from rollwire.consumers.audit.hours_judge import CONSUMERS, JOINED, LIVE
+from rollwire.consumers.audit.hours_names import named
+from rollwire.schemas.catalogue import TOPICS
+from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.scan import Lost, scan
+
+SETTLE_S: Final = 1.0
+_COUNTS: Final = 3
+_TOLD: Final = 5_000
+# Against the flow, so that what an event was made from is read after it. What lies below a committed offset has left its
+# trace already; only `groups-closed` and `group-fates` are looked for in topics that come after them.
+_FLOW: Final = (
+    "user-feedback",
+    "groups-closed",
+    "production-groups-closed",
+    "group-fates",
+    "groups",
+    "packed-batches",
+    "train-steps",
+    "weight-versions",
+    *JOINED,
+)
+ORDER: Final = (*(topic for topic in TOPICS if topic not in _FLOW), *_FLOW)
+
+Told = Callable[[str, int], None]
+"""Is told, again and again, how many more records of a topic were read."""
+
+
+class Counted(NamedTuple):
+    ledger: HourLedger
+    records: int
+    lost: tuple[Lost, ...]  # offsets that an event may have stood at, and that can be read nowhere
+
+
+def count_hours(
+    log: Log,
+    prefix: str,
+    *,
+    settle_s: float = SETTLE_S,
+    told: Told = lambda *_: None,
+    patchy: bool = False,
+) -> Counted:
+    """Counts all topics of the catalogue. `prefix` is that of the consumer groups.
+
+    On a live log the markers of one transaction reach its partitions one after the other, so a gap is believed only
+    when it is still there after `_COUNTS` counts, `settle_s` apart. `patchy`: offsets that can be read nowhere are named, and what
+    lies below them counts as removed; else they raise `OffsetLost`. Raises `DeadlineExceeded` when the log does not answer.
+    """
+    count = _count(log, prefix, told, patchy)
+    pause = threading.Event()
+    for _ in range(_COUNTS - 1):
+        if count.tally.exact:
+            break
+        pause.wait(settle_s)
+        count = _count(log, prefix, told, patchy)
+
+    def read(topic: str, start: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        return scan(log, [topic], start=start, lost=_pass_over if patchy else None)
+
+    return Counted(named(count.tally, read), count.records, count.lost)
+
+
+class _Count(NamedTuple):
+    tally: Tally
+    records: int
+    lost: tuple[Lost, ...]
+
+
+def _count(log: Log, prefix: str, told: Told, patchy: bool) -> _Count:
+    committed: dict[TopicPartition, int] = {}
+    begins: dict[TopicPartition, int] = {}
+    # The offsets first: whatever lies below them has left its trace in the topics by now.
+    for topic, consumer in CONSUMERS.items():
+        committed |= log.committed(f"{prefix}{consumer}", _partitions(log, topic))
+    topic, consumer, _ = LIVE
+    live = log.committed(f"{prefix}{consumer}", _partitions(log, topic))
+    for topic in TOPICS:
+        begins |= log.beginning_offsets(_partitions(log, topic))
+    book = Book()
+    lost: list[Lost] = []
+    for topic in ORDER:
+        read = 0
+        next_offset: dict[int, int] = {}
+        for record in scan(log, [topic], lost=lost.append if patchy else None):
+            if record.offset < next_offset.get(record.partition, 0):
+                continue  # read again behind a hole
+            next_offset[record.partition] = record.offset + 1
+            book.add(record)
+            read += 1
+            if read == _TOLD:
+                told(topic, read)
+                read = 0
+        told(topic, read)
+    for hole in lost:
+        begins[hole.partition] = max(hole.next, begins[hole.partition])
+    return _Count(book.close(committed, begins, live), book.records, tuple(lost))
+
+
+def _pass_over(_: Lost) -> None:
+    """Was named when the topics were counted."""
+
+
+def _partitions(log: Log, topic: str) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for number in range(log.partitions(topic))]

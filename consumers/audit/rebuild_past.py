@@ -14,7 +14,7 @@ from rollwire.consumers.weights.versions import Versions
 from rollwire.schemas.errors import Refused, TopicMismatch
 from rollwire.schemas.records import Position, TrainStep, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
-from rollwire.streams.findings import Finding, Kind, at
+from rollwire.streams.findings import Finding, Kind, at, gap
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.scan import scan
@@ -66,7 +66,9 @@ def read_past(log: Log, lineage: str | None) -> ReadPast:
     links: list[WeightLink] = []
     findings: list[Finding] = []
     records = 0
-    for record in scan(log, _there(log)):
+    for record in scan(
+        log, _there(log), lost=lambda hole: findings.append(gap(*hole.partition, hole.first, hole.next))
+    ):
         records += 1
         try:
             event = decode_record(record)

@@ -50,22 +50,26 @@ def topics_page() -> str:
 
 
 def _overview() -> Iterator[str]:
-    yield "| topic | key | partitions | kept | what |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| topic | key | partitions | kept | archived | what |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for spec in TOPICS.values():
         link = f"[`{spec.name}`](#{spec.name})"
-        yield f"| {link} | {spec.key} | {spec.partitions} | {kept(spec)} | {spec.description} |"
+        yield f"| {link} | {spec.key} | {spec.partitions} | {kept(spec)} | {archived(spec)} | {spec.description} |"
 
 
 def kept(spec: TopicSpec) -> str:
     """Retention for people: `30 d`, `compacted, 7 d`, `unlimited`."""
-    if spec.retention_ms == -1:
-        span = "unlimited"
-    elif spec.retention_ms % 86_400_000 == 0:
-        span = f"{spec.retention_ms // 86_400_000} d"
-    else:
-        span = f"{spec.retention_ms / 3_600_000:g} h"
+    span = "unlimited" if spec.retention_ms == -1 else _span(spec.retention_ms)
     return f"compacted, {span}" if spec.compacted else span
+
+
+def archived(spec: TopicSpec) -> str:
+    """How long the archive keeps it, for people: `for ever`, `30 d`, `not`."""
+    return {-1: "for ever", 0: "not"}.get(spec.archive_ms) or _span(spec.archive_ms)
+
+
+def _span(ms: int) -> str:
+    return f"{ms // 86_400_000} d" if ms % 86_400_000 == 0 else f"{ms / 3_600_000:g} h"
 
 
 def _place(place: Placement) -> str:
@@ -81,7 +85,7 @@ def _topic(spec: TopicSpec) -> Iterator[str]:
     yield spec.description
     yield ""
     yield f"- owner: {spec.owner}; producers: {', '.join(spec.producers)}; consumers: {', '.join(spec.consumers)}"
-    yield f"- key: `{spec.key}`; partitions: {spec.partitions}; kept: {kept(spec)}"
+    yield f"- key: `{spec.key}`; partitions: {spec.partitions}; kept: {kept(spec)}; archived: {archived(spec)}"
     yield f"- largest record: {spec.max_message_bytes // 2**20} MiB"
     yield f"- production: {_place(spec.production)}; local: {_place(spec.local)}"
     for released in spec.schemas:

@@ -62,6 +62,7 @@ class TopicSpec(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: str  # a member of rollwire.schemas.identity.KEYS
     partitions: int
     retention_ms: int  # -1 = unlimited
+    archive_ms: int = -1  # how long the archive keeps it: -1 = for ever, 0 = it is not archived
     cleanup_policy: str  # "delete" | "compact" | "compact,delete"
     max_message_bytes: int
     record: str  # class in rollwire.schemas.records
@@ -130,6 +131,10 @@ def _check(spec: TopicSpec, where: str) -> None:
         raise ConfigError(f"{where}: partitions must be at least 1, is {spec.partitions}")
     if spec.retention_ms != -1 and spec.retention_ms < 1:
         raise ConfigError(f"{where}: retention_ms must be positive, or -1 for unlimited")
+    if spec.archive_ms < -1:
+        raise ConfigError(
+            f"{where}: archive_ms must be positive, -1 to archive for ever, or 0 not to archive"
+        )
     if spec.max_message_bytes <= 2 * RECORD_OVERHEAD_BYTES:
         raise ConfigError(f"{where}: max_message_bytes {spec.max_message_bytes} leaves no room for a value")
     if [s.version for s in spec.schemas] != list(range(1, len(spec.schemas) + 1)) or not spec.schemas:

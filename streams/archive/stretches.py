@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from itertools import accumulate, chain, pairwise
 from typing import Final, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from rollwire.streams.archive.objects import (
     unpack_frame,
 )
 from rollwire.streams.seams.log import Record, TopicPartition
-from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store import ObjectInfo, ObjectStore
 
 _T = TypeVar("_T")
 _RUN_BYTES: Final = 1024 * 1024  # stored bytes that are fetched at once
@@ -216,7 +217,7 @@ def listed(store: ObjectStore, name: str, topic: str) -> dict[TopicPartition, tu
     """The stretches of a topic that stand in the store, by partition and first offset."""
     folder = records_folder(name, topic)
     found: dict[TopicPartition, list[Stretch]] = {}
-    for info in store.list(folder):
+    for info in _objects(store, folder):
         named = _NAME.fullmatch(info.key.removeprefix(folder))
         if named is None:
             continue
@@ -225,6 +226,11 @@ def listed(store: ObjectStore, name: str, topic: str) -> dict[TopicPartition, tu
         if stretch.key == stretch_key(name, partition, stretch.first, stretch.next, named[4]):
             found.setdefault(partition, []).append(stretch)
     return {p: tuple(sorted(those, key=lambda s: (s.first, s.next))) for p, those in found.items()}
+
+
+def _objects(store: ObjectStore, folder: str) -> Iterator[ObjectInfo]:
+    with suppress(ObjectMissing):  # a bucket that was never made
+        yield from store.list(folder)
 
 
 def _further(a: Stretch, b: Stretch) -> Stretch:

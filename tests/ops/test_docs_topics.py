@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rollwire.ops.docs_topics import TARGET, kept, reason_texts, topics_page
+from rollwire.ops.docs_topics import TARGET, archived, kept, reason_texts, topics_page
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.reasons import REASONS
 
@@ -34,3 +34,9 @@ def test_retention_for_people() -> None:
     assert kept(TOPICS["fleet-status"]) == "compacted, 7 d"
     assert kept(TOPICS["train-steps"]) == "unlimited"
     assert kept(msgspec.structs.replace(TOPICS["rollouts"], retention_ms=5_400_000)) == "1.5 h"
+
+
+def test_how_long_topics_are_archived() -> None:
+    assert archived(TOPICS["rollouts"]) == "for ever"
+    assert archived(TOPICS["dead-letters"]) == "30 d"
+    assert archived(TOPICS["groups-closed"]) == "not"

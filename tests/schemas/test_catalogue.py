@@ -118,6 +118,7 @@ def test_a_good_file_is_read() -> None:
         ('key = "model"', 'key = "modle"', "is not one of"),
         ('"delete"', '"never"', "is not one of"),
         ("retention_ms = -1", "retention_ms = 0", "unlimited"),
+        ("retention_ms = -1", "retention_ms = -1\narchive_ms = -2", "archive for ever"),
         ("8388608", "1000", "no room"),
         ("version = 1", "version = 2", "1, 2, 3"),
         ('"FULL"', '"NONE"', "FULL compatible"),

@@ -1,0 +1,193 @@
+"""Copies what is sealed into the archive, partition by partition. What is there is not copied again, whoever put it there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from rollwire.schemas.catalogue import TOPICS
+from rollwire.schemas.errors import OffsetLost, TopicMismatch
+from rollwire.schemas.records import Position
+from rollwire.streams.archive.chain import Segment
+from rollwire.streams.archive.copying import Differs, copy_segments
+from rollwire.streams.archive.log import compacted
+from rollwire.streams.archive.plan_copy import Todo, to_copy
+from rollwire.streams.archive.sealed import Sealed
+from rollwire.streams.archive.stretches import Archive
+from rollwire.streams.findings import Finding, Kind, at
+from rollwire.streams.seams.clock import Clock
+from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.store import ObjectStore
+
+SPANS: Final = 30
+"""Where a topic is archived for a time only, a stretch holds at most this part of it: expiry takes whole stretches."""
+
+_logger = structlog.get_logger("rollwire.archive")
+
+
+class Copied(NamedTuple):
+    """What one run of the archiver did."""
+
+    stretches: int = 0
+    records: int = 0
+    stored_bytes: int = 0
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()  # what could not be copied, and is no fault
+
+    def __add__(self, other: object) -> Copied:
+        if not isinstance(other, Copied):
+            return NotImplemented
+        return Copied(
+            self.stretches + other.stretches,
+            self.records + other.records,
+            self.stored_bytes + other.stored_bytes,
+            self.findings + other.findings,
+            self.notes + other.notes,
+        )
+
+
+def archive_ms(topic: str) -> int:
+    """How long a topic is archived: -1 = for ever, 0 = not at all. One that the catalogue does not know: for ever."""
+    return TOPICS[topic].archive_ms if topic in TOPICS else -1
+
+
+def archive_sealed(
+    log: Log,
+    store: ObjectStore,
+    *,
+    name: str,
+    sealed: Sealed,
+    clock: Clock,
+    stop: threading.Event,
+    wait_s: float = 0.0,
+    progress: Callable[[str, int], None] = lambda _topic, _records: None,
+) -> Copied:
+    """Copies the segments of `sealed` that no stretch has, until `stop`. `log` is the live one.
+
+    Records are checked against the segments' digests on the way: a segment that differs is a finding, and is not copied.
+    `wait_s`: of a partition nothing is copied before its oldest new record has this age, so that stretches are not small.
+    `progress` is told the topic and how many records were looked at.
+
+    Raises what log and store raise; what is copied by then stays, and is not copied again.
+    """
+    archive = Archive(store, name)
+    done = Copied()
+    for partition, segments in sorted(sealed.segments.items()):
+        if stop.is_set():
+            break
+        kept = archive_ms(partition.topic)
+        if kept:
+            now_ms = clock.now_us() // 1_000
+            done += _copy_partition(
+                log,
+                store,
+                archive,
+                partition,
+                segments,
+                kept=kept,
+                oldest_ms=now_ms - kept if kept > 0 else -1,
+                ripe_ms=now_ms - round(wait_s * 1_000),
+                clock=clock,
+                stop=stop,
+                progress=progress,
+            )
+    return done
+
+
+def _copy_partition(
+    log: Log,
+    store: ObjectStore,
+    archive: Archive,
+    partition: TopicPartition,
+    segments: Sequence[Segment],
+    *,
+    kept: int,
+    oldest_ms: int,
+    ripe_ms: int,
+    clock: Clock,
+    stop: threading.Event,
+    progress: Callable[[str, int], None],
+) -> Copied:
+    done = Copied()
+
+    def covered(position: int) -> int:
+        while (stretch := archive.covering(partition, position)) is not None:
+            position = stretch.next
+        return position
+
+    def put(key: str, records: int, size: int) -> None:
+        nonlocal done
+        done += Copied(1, records, size)
+        _logger.info("archive.stretch", key=key, records=records, bytes=size)
+
+    passed_over: set[int] = set()  # first offsets
+    while not stop.is_set():
+        todo = next(to_copy(segments, covered, oldest_ms=oldest_ms, without=passed_over), None)
+        if todo is None or todo.segments[0].first_ms > ripe_ms:
+            return done
+        try:
+            begin, end = _extent(log, partition)
+        except TopicMismatch:
+            return done + _note(
+                f"{partition.topic} is not in the log any more: {_span(todo)} was not copied before"
+            )
+        gone = [s for s in todo.segments if s.first < begin]
+        if gone:
+            passed_over |= {s.first for s in gone}
+            done += _note(f"{_span(Todo(tuple(gone), 0))} was gone from the log before it was copied")
+            continue
+        tail = todo.next == segments[-1].next
+        try:
+            differs = copy_segments(
+                log,
+                store,
+                name=archive.name,
+                at=partition,
+                todo=todo,
+                end=max(end, todo.next) if tail else todo.next,
+                span_ms=max(1, kept // SPANS) if kept > 0 else None,
+                clock=clock,
+                stop=stop,
+                put=put,
+                progress=lambda records: progress(partition.topic, records),
+            )
+        except OffsetLost:
+            continue  # retention went on: what is left of it is found by the next look
+        if differs is not None:
+            passed_over.add(differs.segment.first)
+            done += _judged(differs)
+        archive.refresh([partition.topic])
+    return done
+
+
+def _extent(log: Log, partition: TopicPartition) -> tuple[int, int]:
+    return log.beginning_offsets([partition])[partition], log.end_offsets([partition])[partition]
+
+
+def _judged(differs: Differs) -> Copied:
+    segment = differs.segment
+    where = at(segment.topic, segment.partition, segment.first)
+    if compacted(segment.topic) and differs.records < segment.records:
+        return _note(
+            f"{where}: {differs.records} of {segment.records} records are left; the broker compacted them before they were copied"
+        )
+    finding = Finding(
+        kind=Kind.RECORD_CHANGED if differs.records >= segment.records else Kind.RECORDS_MISSING,
+        where=where,
+        detail=f"the segment up to {segment.next - 1:,} has {segment.records} sealed records, the log {differs.records}, and not "
+        "the same: it is not archived; `rollwire audit verify` names the first that differs",
+        position=Position(topic=segment.topic, partition=segment.partition, offset=segment.first),
+    )
+    return Copied(findings=(finding,))
+
+
+def _note(text: str) -> Copied:
+    return Copied(notes=(text,))
+
+
+def _span(todo: Todo) -> str:
+    first = todo.segments[0]
+    return f"{first.topic}[{first.partition}] from {first.first:,} to {todo.next - 1:,}"

@@ -38,7 +38,7 @@ from rollwire.schemas.errors import (
     StateMismatch,
     WeightError,
 )
-from rollwire.schemas.records import WeightVersion
+from rollwire.schemas.records import LinkObject, WeightVersion
 from rollwire.streams.findings import Finding, Kind
 from rollwire.streams.seams.store import ObjectStore
 
@@ -90,7 +90,7 @@ class DeltaRebuild:
         for index, version in enumerate(wanted):
             if not planned:
                 planned.extend(self._plan(wanted[index : index + AHEAD]))
-                self._store.expect(objects_of([step for one in planned for step in one.way or ()]))
+                self._store.expect([entry for one in planned for entry in self._objects(one)])
             made = self._version(self._past.versions[version], planned.popleft().way)
             if made.findings:  # what was planned led from there on
                 planned.clear()
@@ -104,6 +104,15 @@ class DeltaRebuild:
             if way is None:
                 return
             have = version
+
+    def _objects(self, one: _Planned) -> list[LinkObject]:
+        """What a version will ask for: the objects of its way, then its manifest."""
+        found = objects_of(one.way or ())
+        event = self._past.versions[one.version]
+        if one.way is not None and event.kind != "anchor":
+            claim = event.manifest
+            found.append(LinkObject(key=claim.key, size=claim.size, sha256=claim.sha256, head_bytes=0))
+        return found
 
     def _way(self, have: int | None, want: int) -> list[PathStep] | None:
         for ways in self._ways:

@@ -1,6 +1,7 @@
-"""The weights of `rollwire bench sync`: bf16 tensors of one Llama-like geometry that move as real training moves them.
+"""The weights of `rollwire bench sync` and `bench replay`: bf16 tensors of one Llama-like geometry that move as real training
+moves them.
 
-A tile of masters takes AdamW steps at a learning rate of 1e-5 on independent gradients; its bf16 casts are laid end to end
+A tile of masters takes AdamW steps at a learning rate of 1e-5, or another, on independent gradients; its bf16 casts are laid end to end
 through the tensors. The standard deviation of the masters is chosen so that as many elements change a step as in real
 fine-tuning at that rate (4.1 % in steps 15 to 20).
 """
@@ -50,8 +51,8 @@ def shapes(nbytes: int) -> dict[str, tuple[int, ...]]:
 class MovingWeights:
     """`state` is what the trainer holds and changes in place."""
 
-    def __init__(self, nbytes: int, seed: int = 0) -> None:
-        self._tiles = _tiles(seed)
+    def __init__(self, nbytes: int, seed: int = 0, *, rate: float = RATE) -> None:
+        self._tiles = _tiles(seed, rate)
         self._flat_N = np.zeros(sum(a * b for a, b in shapes(nbytes).values()), np.uint16)
         self.state: State = {}
         at = 0
@@ -80,7 +81,7 @@ class MovingWeights:
             part[:] = tile_T[: part.size]
 
 
-def _tiles(seed: int) -> Iterator[NDArray[np.uint16]]:
+def _tiles(seed: int, rate: float) -> Iterator[NDArray[np.uint16]]:
     rng = np.random.default_rng(seed)
     w_T = rng.standard_normal(_TILE, dtype=np.float32) * np.float32(_DEVIATION)
     m_T: NDArray[Any] = np.zeros_like(w_T)
@@ -94,6 +95,6 @@ def _tiles(seed: int) -> Iterator[NDArray[np.uint16]]:
         update_T = (m_T / np.float32(1 - 0.9**step)) / (
             np.sqrt(v_T / np.float32(1 - 0.999**step)) + np.float32(1e-8)
         )
-        w_T = w_T - np.float32(RATE) * update_T
+        w_T = w_T - np.float32(rate) * update_T
         if step > 10:  # the first steps of Adam are dense
             yield to_bf16(w_T.astype(np.float32, copy=False))

@@ -99,7 +99,9 @@ def scan(
         reader.close()
 
 
-def unreadable(log: Log, open_: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[Lost]:
+def unreadable(
+    log: Log, open_: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> list[Lost]:
     """The positions that cannot be read, each up to where reading can go on."""
     found: list[Lost] = []
     begins = {} if isinstance(log, Patchy) else log.beginning_offsets(list(open_))

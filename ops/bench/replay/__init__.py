@@ -1,0 +1,1 @@
+"""`rollwire bench replay`: what audits cost, against the least that reading the same costs."""

@@ -21,32 +21,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rollwire.consumers.audit.versions import ranges
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
 from rollwire.ops.erase.erase import Done, Request
 from rollwire.ops.erase.erase import erase as erase_person
 from rollwire.ops.erase.export import export as export_person
-from rollwire.ops.erase.reach import Reach, ranges, trace
-from rollwire.ops.keys import open_keys, pseudonym_secret
+from rollwire.ops.erase.reach import Reach, trace
+from rollwire.ops.keys import open_keys
 from rollwire.ops.looking import Looking
-from rollwire.ops.stack import StackInfo, read_stack
+from rollwire.ops.person import Pseudonym, Subject, Tenant, person_of
+from rollwire.ops.stack import read_stack
 from rollwire.producers.environments.known import make_environment
-from rollwire.schemas.errors import ConfigError, Refused
+from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.ids import new_group_id
-from rollwire.schemas.pseudonyms import is_pseudonym, pseudonym_of
 from rollwire.schemas.records import ProductionRollout
 from rollwire.streams.seams.cache_redis import RedisCache
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
-
-Subject = Annotated[
-    str | None, Parameter(name="--subject", help="The person, exactly as the product names them in feedback.")
-]
-Tenant = Annotated[
-    str | None, Parameter(name="--tenant", help="With --subject: the tenant of the product's API key.")
-]
-Pseudonym = Annotated[
-    str | None, Parameter(name="--pseudonym", help="Instead of --subject: the pseudonym, 32 hex digits.")
-]
 
 app = App(name="subject", help="What the log holds of one person.", result_action="return_value")
 
@@ -86,7 +77,7 @@ def erase(
         Only show what is known of them.
     """
     stack, at = read_stack(dir), broker(dir, bootstrap, prefix, schema_registry)
-    person = _person(stack, subject, tenant, pseudonym)
+    person = person_of(stack, subject, tenant, pseudonym)
     console = Console(stderr=True, highlight=False)
     keys = open_keys(stack)
     with at.log("erase") as log, closing(RedisCache(stack.redis_url)) as cached:
@@ -145,7 +136,7 @@ def export(
         The file; it must not be there yet.
     """
     stack, at = read_stack(dir), broker(dir, bootstrap, prefix, schema_registry)
-    person = _person(stack, subject, tenant, pseudonym)
+    person = person_of(stack, subject, tenant, pseudonym)
     console = Console(stderr=True, highlight=False)
     if out.exists():
         raise ConfigError(f"{out} is there already: name another file")
@@ -163,19 +154,6 @@ def export(
     gone = sum(one.erased for one in found)
     console.print(f"{len(found):,} events are in {out}" + (f"; {gone:,} of them are erased" if gone else ""))
     return 0
-
-
-def _person(stack: StackInfo, subject: str | None, tenant: str | None, pseudonym: str | None) -> str:
-    if (subject is None) == (pseudonym is None) or (tenant is None) != (subject is None):
-        raise ConfigError("say who is meant: --subject and --tenant, or --pseudonym alone")
-    if pseudonym is not None:
-        if not is_pseudonym(pseudonym):
-            raise ConfigError(f"--pseudonym {pseudonym!r} is not 32 hex digits in lower case")
-        return pseudonym
-    try:
-        return pseudonym_of(pseudonym_secret(stack), tenant or "", subject or "")
-    except Refused as refused:
-        raise ConfigError(f"--subject: {refused.detail}") from None
 
 
 def _traced(log: Log, person: str, console: Console) -> Reach:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from rollwire.ops.erase.reach import Reach, is_there
+from rollwire.consumers.audit.versions import is_there
+from rollwire.ops.erase.reach import Reach
 from rollwire.ops.readable import Look, readable_record
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import parse_rollout_id

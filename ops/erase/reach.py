@@ -9,12 +9,13 @@ versions are kept longest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from rollwire.schemas.errors import Refused, TopicMismatch
+from rollwire.consumers.audit.versions import carried_by, is_there, size_of
+from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
     Event,
     Feedback,
@@ -26,7 +27,7 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams.emit import decode_record, deletes
-from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.log import Log, Record
 from rollwire.streams.seams.scan import scan
 
 NAMED: Final = ("user-feedback", "production-rollouts", "groups", "packed-batches", "dead-letters")
@@ -171,21 +172,11 @@ class Traced:
         )
 
 
-def carried_by(trained: Sequence[int], versions: Mapping[int, WeightVersion]) -> tuple[int, ...]:
-    """`trained` and all versions built on one of them, ascending. A revert has the weights of the version it goes back to."""
-    reached: set[int] = set()
-    for number in sorted(versions):
-        back = versions[number].reverts_to
-        if number in trained or (number - 1 if back is None else back) in reached:
-            reached.add(number)
-    return tuple(sorted(reached))
-
-
 def trace(log: Log, subject: str, progress: Callable[[int, int], None] = lambda done, of: None) -> Reach:
     """Reads the log once. `progress` is told how many records of how many were read, roughly."""
     traced = Traced(subject)
     topics = [topic for topic in (*NAMED, *KEYED, *VERSIONED) if is_there(log, topic)]
-    total, done = sum(_size(log, topic) for topic in topics), 0
+    total, done = sum(size_of(log, topic) for topic in topics), 0
     # One topic after the other: what a group is about is known before its fate is read.
     for topic in topics:
         for record in scan(log, (topic,)):
@@ -197,36 +188,8 @@ def trace(log: Log, subject: str, progress: Callable[[int, int], None] = lambda 
     return traced.reach()
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """3-5, 9."""
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(sorted(numbers)))
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for at, number in enumerate(numbers):
-        if at + 1 == len(numbers) or numbers[at + 1] != number + 1:
-            yield numbers[start], number
-            start = at + 1
-
-
 def _event(record: Record) -> Event | None:
     try:
         return decode_record(record)
     except Refused:
         return None
-
-
-def is_there(log: Log, topic: str) -> bool:
-    """A stack that was provisioned by an older release lacks the newer topics."""
-    try:
-        log.partitions(topic)
-    except TopicMismatch:
-        return False
-    return True
-
-
-def _size(log: Log, topic: str) -> int:
-    partitions = [TopicPartition(topic, p) for p in range(log.partitions(topic))]
-    begins = log.beginning_offsets(partitions)
-    return sum(end - begins[p] for p, end in log.end_offsets(partitions).items())

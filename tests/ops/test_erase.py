@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from rollwire.consumers.audit.versions import carried_by, ranges
 from rollwire.ops.commands import subject as command
 from rollwire.ops.erase.erase import Request, erase, recorded
 from rollwire.ops.erase.export import export
-from rollwire.ops.erase.reach import Reach, carried_by, ranges, trace
+from rollwire.ops.erase.reach import Reach, trace
 from rollwire.ops.looking import Looking
+from rollwire.ops.person import person_of
 from rollwire.ops.readable import shut
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import ConfigError, Erased, LogUnavailable, Refused, TopicMismatch
@@ -320,4 +322,4 @@ def test_an_erasure_is_refused_for_what_is_no_pseudonym() -> None:
 )
 def test_who_is_meant_is_said_once(subject: str | None, tenant: str | None, pseudonym: str | None) -> None:
     with pytest.raises(ConfigError, match=r"--subject and --tenant|32 hex digits"):
-        command._person(None, subject, tenant, pseudonym)  # type: ignore[arg-type]
+        person_of(None, subject, tenant, pseudonym)  # type: ignore[arg-type]

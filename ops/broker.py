@@ -43,6 +43,11 @@ class Broker(NamedTuple):
     prefix: str
     registry: str | None = None  # URL of the schema registry that is meant
 
+    @property
+    def name(self) -> str:
+        """Of the run whose topics these are: their prefix without its last dot."""
+        return self.prefix.rstrip(".")
+
     def log(self, command: str) -> closing[KafkaLog]:
         """For a `with`, at whose end the log is closed. The broker knows its client as `rollwire-<command>`."""
         return closing(KafkaLog(self.bootstrap, self.prefix, client_id=f"rollwire-{command}"))

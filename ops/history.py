@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import structlog
 
 from rollwire.ops.broker import Broker, broker, run_bucket
-from rollwire.ops.stores import bucket_store
+from rollwire.ops.stack import read_stack
+from rollwire.ops.stores import bucket_store, stack_store
+from rollwire.schemas.errors import ObjectMissing, StackError, StoreUnavailable
+from rollwire.streams.archive.layout import archived_folder
 from rollwire.streams.archive.log import ArchivedLog
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
+
+_LOOK_S: Final = 5.0
+_logger = structlog.get_logger("rollwire.history")
 
 
 class History(NamedTuple):
@@ -23,7 +31,7 @@ class History(NamedTuple):
     @property
     def name(self) -> str:
         """Of the run whose topics these are: their prefix without its last dot."""
-        return self.at.prefix.rstrip(".")
+        return self.at.name
 
 
 @contextmanager
@@ -40,5 +48,31 @@ def open_history(
     Raises `StackError` where no broker or store is recorded."""
     at = broker(dir, bootstrap, prefix, schema_registry)
     store = bucket_store(dir, bucket or run_bucket(dir, at.prefix))
-    with at.log(command) as live, closing(ArchivedLog(live, store, at.prefix.rstrip("."))) as log:
+    with at.log(command) as live, closing(ArchivedLog(live, store, at.name)) as log:
         yield History(log, live, store, at)
+
+
+@contextmanager
+def open_reading(
+    command: str,
+    *,
+    dir: Path,
+    bootstrap: str | None = None,
+    prefix: str | None = None,
+    schema_registry: str | None = None,
+    bucket: str | None = None,
+) -> Iterator[Log]:
+    """For commands that look at the log: across the archive where the run has one. Without one, or with a store that is not
+    there or not up, it is the live log: whoever looks does not need the store."""
+    at = broker(dir, bootstrap, prefix, schema_registry)
+    with at.log(command) as live, ExitStack() as opened:
+        log: Log = live
+        try:
+            store = stack_store(read_stack(dir), bucket or run_bucket(dir, at.prefix), timeout_s=_LOOK_S)
+            if any(True for _ in store.list(archived_folder(at.name))):
+                log = opened.enter_context(closing(ArchivedLog(live, store, at.name)))
+        except (StackError, ObjectMissing):
+            pass  # no store is known here, or no bucket: nothing is archived
+        except StoreUnavailable as error:
+            _logger.warning("history.log_only", command=command, why=str(error))
+        yield log

@@ -9,9 +9,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.cat import Query, parse_where
 from rollwire.ops.cat import cat as read
+from rollwire.ops.history import open_reading
 from rollwire.ops.keys import open_keys
 from rollwire.ops.looking import Looking
 from rollwire.ops.readable import json_line
@@ -36,6 +37,8 @@ def cat(
 ) -> None:
     """Print the events of a topic, one JSON object a line. Arrays are shown as numbers, dead letters are opened.
 
+    What retention took from the log comes from the archive, where the run has one.
+
     What is encrypted per person is shown as "sealed", or as "erased" once its key was destroyed.
 
     Parameters
@@ -59,7 +62,9 @@ def cat(
     """
     keys = partial(open_keys, read_stack(dir), ttl_s=1.0) if open_seals else None
     query = Query(topic, parse_where(where), key, partition, start, limit, follow)
-    with broker(dir, bootstrap, prefix, schema_registry).log("cat") as log:
+    with open_reading(
+        "cat", dir=dir, bootstrap=bootstrap, prefix=prefix, schema_registry=schema_registry
+    ) as log:
         try:
             for shown in read(log, query, threading.Event(), Looking(log, keys)):
                 sys.stdout.write(json_line(shown) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from rich.table import Table
 from rollwire.consumers.weights.export import export_version
 from rollwire.consumers.weights.paths import Ways, known_versions
 from rollwire.consumers.weights.verify import verify_ways
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import (
     Bucket,
     Lineage,
@@ -27,9 +28,11 @@ from rollwire.ops.commands.weights_access import (
 from rollwire.ops.commands.weights_gc import gc
 from rollwire.ops.commands.weights_link import link
 from rollwire.ops.commands.weights_revert import revert
+from rollwire.ops.history import open_reading
 from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import WeightError
 from rollwire.schemas.records import WeightVersion
+from rollwire.streams.seams.log import Log
 
 app = App(
     name="weights",
@@ -51,7 +54,7 @@ def ls(
     schema_registry: Registry = None,
 ) -> None:
     """List the versions of a lineage: kind, base, the ways that end in it, size, digest."""
-    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
+    with _log(dir, bootstrap, prefix, schema_registry) as log:
         events, links = of_lineage(log, lineage)
     ways: Counter[int] = Counter()
     for step in Ways(known_versions(events), links):
@@ -112,7 +115,7 @@ def show(
     links
         The links that begin or end at the version, one a line, instead of the manifest.
     """
-    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
+    with _log(dir, bootstrap, prefix, schema_registry) as log:
         events, known_links = of_lineage(log, lineage)
     event = chosen(events, version)
     if links:
@@ -153,7 +156,7 @@ def verify(
     version
         By default the newest.
     """
-    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
+    with _log(dir, bootstrap, prefix, schema_registry) as log:
         events, links = of_lineage(log, lineage)
     event = chosen(events, version)
     out = Console(highlight=False)
@@ -192,12 +195,20 @@ def export(
     version
         By default the newest.
     """
-    with broker(dir, bootstrap, prefix, schema_registry).log("weights") as log:
+    with _log(dir, bootstrap, prefix, schema_registry) as log:
         events, links = of_lineage(log, lineage)
     event = chosen(events, version)
     files = export_version(bucket_store(dir, bucket), events, links, event.version, folder)
     Console(highlight=False).print(
         f"version {event.version} ({event.state_digest[:16]}) in {folder}: {', '.join(files)}"
+    )
+
+
+def _log(
+    dir: Path, bootstrap: str | None, prefix: str | None, schema_registry: str | None
+) -> AbstractContextManager[Log]:
+    return open_reading(
+        "weights", dir=dir, bootstrap=bootstrap, prefix=prefix, schema_registry=schema_registry
     )
 
 

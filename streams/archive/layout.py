@@ -41,8 +41,13 @@ def marks_key(name: str, epoch: int, sha256: str) -> str:
     return f"{ROOT}{name}/marks/{epoch:012d}-{sha256}.bin"
 
 
+def archived_folder(name: str) -> str:
+    """Of all archived records."""
+    return f"{ROOT}{name}/records/"
+
+
 def records_folder(name: str, topic: str) -> str:
-    return f"{ROOT}{name}/records/{topic}/"
+    return f"{archived_folder(name)}{topic}/"
 
 
 def stretch_key(name: str, partition: TopicPartition, first: int, next: int, digest: str) -> str:

@@ -31,8 +31,10 @@ from rollwire.schemas.records import (
     WeightLink,
     WeightVersion,
 )
+from rollwire.streams.archive.layout import head_key, marks_key, stretch_key, table_key
 from rollwire.streams.emit import outgoing
 from rollwire.streams.seams.clock import ManualClock
+from rollwire.streams.seams.log import TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store import ObjectInfo
 from rollwire.streams.seams.store_memory import MemoryStore
@@ -370,6 +372,26 @@ def test_another_logs_objects_in_the_same_bucket_are_left_alone(
     books = read_books(world.log)
     alone = plan_retention(take_census(world.store, books, sole=True), CONFIG, world.clock.now_us())
     assert {"checkpoints/M/x.json", loose} <= {verdict.info.key for verdict in alone.deletions}
+
+
+def test_the_archive_and_its_heads_are_never_collected(world: World) -> None:
+    at = TopicPartition("rollouts", 0)
+    keys = {
+        head_key("rollwire", 1),
+        table_key("rollwire", 1, "ab"),
+        marks_key("rollwire", 1, "cd"),
+        stretch_key("rollwire", at, 0, 9, "ef"),
+    }
+    for key in keys:
+        world.store.create(key, b"sealed")
+    world.publish(3)
+    later(world)
+    books = read_books(world.log, traces=True)
+    for sole in (False, True):
+        plan = plan_retention(take_census(world.store, books, sole=sole), CONFIG, world.clock.now_us())
+        collect(world.log, world.store, books, plan, CONFIG, world.clock)
+        assert not keys & {verdict.info.key for verdict in plan.verdicts}
+    assert keys <= world.stored()
 
 
 def test_orphaned_routing_traces_are_collected_where_the_log_reaches_back(world: World) -> None:

@@ -13,8 +13,7 @@ import msgspec
 from rollwire.streams.archive.leaves import (
     chain_of,
     chain_start,
-    encode_fields,
-    leaf_of,
+    leaf_of_fields,
     segment_digest,
 )
 from rollwire.streams.archive.marks import Marks
@@ -67,7 +66,7 @@ class Chain:
         self._next = offset + 1
         self._offsets.append(offset)
         self._times.append(timestamp_ms)
-        self._leaves.append(leaf_of(encode_fields((offset, timestamp_ms, key, headers, value))))
+        self._leaves.append(leaf_of_fields(offset, timestamp_ms, key, headers, value))
         return self.close() if len(self._leaves) == SEGMENT_RECORDS else None
 
     def close(self) -> Segment | None:

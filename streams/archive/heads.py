@@ -30,7 +30,7 @@ from rollwire.schemas.errors import (
     KeyUnknown,
     SignatureInvalid,
 )
-from rollwire.schemas.records import Claim
+from rollwire.schemas.records import Claim, OffsetRange
 from rollwire.streams.seams.log import TopicPartition
 
 FORMAT: Final = 1
@@ -76,6 +76,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     marks: Claim  # the first bytes of the leaves of the epoch's records
     partitions: tuple[PartitionHead, ...]  # all that were ever sealed, by topic and partition
     expired: tuple[Expired, ...]  # new in this epoch
+    archived: tuple[OffsetRange, ...]  # what the archive held when this was sealed, by topic and partition
     key_id: str  # of the key that signed it
     code_version: str
 

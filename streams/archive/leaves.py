@@ -21,6 +21,8 @@ from rollwire.streams.seams.log import Record
 
 DIGEST_BYTES: Final = 32
 
+_LARGE: Final = 1 << 16
+"""Bytes from which on MessagePack writes a 32-bit length."""
 _encoder: Final = msgspec.msgpack.Encoder()
 encode_fields: Final[Callable[[tuple[object, ...]], bytes]] = _encoder.encode
 """MessagePack of (offset, timestamp_ms, key, headers, value): for loops in which a call more counts."""
@@ -30,6 +32,24 @@ def encode_record(record: Record) -> bytes:
     """MessagePack of [offset, timestamp_ms, key, [[name, value], ...], value]: the one form in which a record is sealed and
     archived. Topic and partition stand in the segment's header."""
     return encode_fields((record.offset, record.timestamp_ms, record.key, record.headers, record.value))
+
+
+def leaf_of_fields(
+    offset: int,
+    timestamp_ms: int,
+    key: bytes | None,
+    headers: tuple[tuple[str, bytes | None], ...],
+    value: bytes | None,
+) -> bytes:
+    """`leaf_of` of `encode_record` of these, without a copy of a large value."""
+    if value is None or len(value) < _LARGE:
+        return blake3(b"\x00" + encode_fields((offset, timestamp_ms, key, headers, value))).digest()
+    # The value comes last, behind its length: all before it is written with an empty one (c4 00) and that taken off.
+    before = encode_fields((offset, timestamp_ms, key, headers, b""))[:-2]
+    length = b"\xc6" + len(value).to_bytes(4, "big")
+    hashed = blake3(b"\x00" + before + length)
+    hashed.update(value)
+    return hashed.digest()
 
 
 def leaf_of(encoded: bytes | memoryview) -> bytes:

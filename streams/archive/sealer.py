@@ -22,6 +22,7 @@ from rollwire.schemas.errors import (
     StoreUnavailable,
     TopicMismatch,
 )
+from rollwire.schemas.records import OffsetRange
 from rollwire.schemas.release import code_version
 from rollwire.streams.archive.chain import Chain, Segment
 from rollwire.streams.archive.heads import FORMAT, Expired, Head, PartitionHead, Signer, sign, trusted_keys
@@ -71,14 +72,17 @@ def seal_epoch(
     clock: Clock,
     topics: Sequence[str] | None = None,
     expired: Sequence[Expired] = (),
+    archived: Sequence[OffsetRange] = (),
     trusted: Trusted | None = None,
     max_records: int = EPOCH_RECORDS,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Head | None:
-    """Seals all decided records behind the newest head; None where there are none, and nothing in `expired`.
+    """Seals all decided records behind the newest head; None where there are none, and nothing else to say.
 
-    `topics`: by default those of the catalogue that exist. `trusted`: whose heads are gone on from; by default the signer's
-    own. `progress` is told how many records were read since it was told last.
+    `topics`: by default those of the catalogue that exist. `expired`: what policies deleted since. `archived`: what the
+    archive holds by now (of a partition that is not named: what it held before); from then on nobody can take it out
+    unseen. `trusted`: whose heads are gone on from; by default the signer's own. `progress` is told how many records were
+    read since it was told last.
 
     Raises `HeadInvalid`, `KeyUnknown` or `SignatureInvalid` where the newest head is not one to go on from, and what log
     and store raise.
@@ -88,10 +92,12 @@ def seal_epoch(
         newest = newest_head(store, name)
         before = None if newest is None else _trusted_head(newest, name, trusted)
         gathered = _gather(log, before, topics, clock, max_records, progress)
-        if not gathered.segments and not expired:
+        was_held = before.archived if before else ()
+        in_archive = _held(was_held, archived)
+        if not gathered.segments and not expired and in_archive == was_held:
             return None
         try:
-            return _write(store, signer, name, newest, gathered, tuple(expired), clock)
+            return _write(store, signer, name, newest, gathered, tuple(expired), in_archive, clock)
         except ObjectConflict:
             _logger.info("seal.raced", name=name, epoch=newest.epoch + 1 if newest else 1)
     raise ObjectConflict(
@@ -130,6 +136,12 @@ def run_sealer(
         if last:
             return
         stop.wait(every_s)
+
+
+def _held(before: Sequence[OffsetRange], now: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
+    told = {(r.topic, r.partition) for r in now}
+    held = [*(r for r in before if (r.topic, r.partition) not in told), *now]
+    return tuple(sorted(held, key=lambda r: (r.topic, r.partition, r.start)))
 
 
 def _passes(error: RollwireError) -> bool:
@@ -251,6 +263,7 @@ def _write(
     newest: StoredHead | None,
     gathered: Gathered,
     expired: tuple[Expired, ...],
+    archived: tuple[OffsetRange, ...],
     clock: Clock,
 ) -> Head:
     epoch = 1 if newest is None else newest.epoch + 1
@@ -267,6 +280,7 @@ def _write(
         marks=claim_of(marks_key(name, epoch, marks_sha), marks, marks_sha),
         partitions=gathered.partitions,
         expired=(*gathered.unsealed, *expired),
+        archived=archived,
         key_id=signer.key_id,
         code_version=code_version(),
     )

@@ -55,6 +55,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("demo", "rollwire.ops.commands.demo:demo", "Run the whole loop on this machine, on one page.", RUN),
     Command("chaos", "rollwire.ops.commands.chaos:app", "Kill and pause processes and the broker; count what is lost or doubled.", RUN),
     Command("stub-engine", "rollwire.ops.commands.stub_engine:stub_engine", "Answer vLLM's or SGLang's HTTP calls with the built-in policy.", RUN),
+    Command("serve-at", "rollwire.ops.commands.serve_at:serve_at", "Serve an old version: a replica pinned to the past.", RUN),
     Command("run", "rollwire.ops.commands.run:run", "Run one process of a run: fleet, assemble, pack, trainer, ...", RUN),
 )
 # fmt: on

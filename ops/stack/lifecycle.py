@@ -34,6 +34,7 @@ from rollwire.ops.stack.processes import Spawned, end, is_alive, kill, spawn
 from rollwire.ops.stack.redis_server import redis_service
 from rollwire.ops.stack.s3 import s3_service
 from rollwire.ops.stack.service import Cancelled, Service, wait_ready
+from rollwire.ops.stack.signing_key import ensure_signing_key
 from rollwire.schemas.errors import StackError
 
 Report = Callable[[str], None]
@@ -56,6 +57,7 @@ def up(config: StackConfig | None = None, report: Report = lambda _: None) -> St
     check_disk(folder, config.min_free_mib)
     with _locked(folder):
         ensure_master_key(folder)
+        ensure_signing_key(folder)
         known = find_stack(folder)
         alive = {} if known is None else _alive(known)
         if known is not None:

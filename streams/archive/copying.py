@@ -96,14 +96,16 @@ class _Stretches:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 (closed by `close`)
 
     def add(self, offset: int, timestamp_ms: int, body: bytes) -> None:
-        if not self._writer.takes(body) or self._too_old(timestamp_ms):
+        if not self._writer.takes(body):
             self._end(self._next)
         self._writer.add(offset, timestamp_ms, body)
         self._next = offset + 1
 
-    def checked(self, upto: int, *, last: bool) -> None:
-        """Everything below `upto` is what was sealed. `last`: nothing follows."""
-        if self._writer.records and (last or self._writer.plain >= _FULL):
+    def checked(self, upto: int, *, last: bool = False, newest_ms: int = 0) -> None:
+        """Everything below `upto` is what was sealed. `last`: nothing follows; else what follows goes up to `newest_ms`."""
+        writer = self._writer
+        old = self._span_ms is not None and newest_ms - writer.oldest_ms >= self._span_ms
+        if writer.records and (last or old or writer.plain >= _FULL):
             self._end(upto)
         for held in self._held:
             self._file.seek(held.at)
@@ -116,14 +118,6 @@ class _Stretches:
 
     def close(self) -> None:
         self._file.close()
-
-    def _too_old(self, timestamp_ms: int) -> bool:
-        writer = self._writer
-        return (
-            self._span_ms is not None
-            and writer.records > 0
-            and timestamp_ms - writer.oldest_ms >= self._span_ms
-        )
 
     def _end(self, next: int) -> None:
         data = self._writer.finish(next)
@@ -153,7 +147,7 @@ def copy_segments(
 
     `end`: up to there the last stretch reaches where no record follows it, the stable end of the partition, or the first of
     what is sealed next. `span_ms`: the
-    oldest and the newest record of a stretch are closer together than this.
+    oldest and the newest record of a stretch are closer together than this, where segments allow it.
     """
     check = _Check(todo.segments)
     with closing(_Stretches(store, name, at, todo.write_from, span_ms, put)) as stretches:
@@ -171,7 +165,7 @@ def copy_segments(
             if judged is not None:
                 progress(judged.records)
                 if check.at is not None:
-                    stretches.checked(judged.next, last=stop.is_set())
+                    stretches.checked(judged.next, last=stop.is_set(), newest_ms=check.at.last_ms)
                     if stop.is_set():
                         return None
         if check.at is not None:

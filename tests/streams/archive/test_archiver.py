@@ -11,7 +11,8 @@ import pytest
 from rollwire.schemas.errors import StoreUnavailable
 from rollwire.streams.archive.archiver import Copied, archive_sealed
 from rollwire.streams.archive.chain import SEGMENT_RECORDS, Segment
-from rollwire.streams.archive.heads import LocalSigner, new_signing_key
+from rollwire.streams.archive.expiry import Due, delete_due, find_due
+from rollwire.streams.archive.heads import Expired, LocalSigner, new_signing_key
 from rollwire.streams.archive.log import ArchivedLog
 from rollwire.streams.archive.objects import STRETCH_BYTES
 from rollwire.streams.archive.plan_copy import Todo, to_copy
@@ -54,8 +55,11 @@ class World:
             writer.commit("g", {})
             writer.close()
 
-    def seal(self) -> None:
-        seal_epoch(self.log, self.store, self.signer, name=NAME, clock=self.clock)
+    def seal(self, expired: Sequence[Expired] = ()) -> None:
+        seal_epoch(self.log, self.store, self.signer, name=NAME, clock=self.clock, expired=expired)
+
+    def due(self) -> Due:
+        return find_due(self.store, NAME, sealed(self.store, NAME), self.clock.now_us())
 
     def archive(self, wait_s: float = 0.0, store: MemoryStore | None = None) -> Copied:
         return archive_sealed(
@@ -241,8 +245,8 @@ def test_what_compaction_or_retention_took_before_is_a_note(world: World) -> Non
 def test_stretches_of_a_topic_that_is_archived_for_a_time_hold_a_part_of_it(world: World) -> None:
     for _ in range(4):
         world.write("dead-letters", 10)
+        world.seal()
         world.clock.advance(0.6 * DAY_S)
-    world.seal()
     world.archive()
     archive = Archive(world.store, NAME)
     letters = TopicPartition("dead-letters", 0)
@@ -254,6 +258,44 @@ def test_stretches_of_a_topic_that_is_archived_for_a_time_hold_a_part_of_it(worl
     world.clock.advance(40 * DAY_S)
     world.seal()
     assert world.archive().records == 0  # over its time already
+
+
+def test_what_is_over_its_time_is_named_by_a_head_and_deleted(world: World) -> None:
+    letters = TopicPartition("dead-letters", 0)
+    for _ in range(3):
+        world.write("dead-letters", 10)
+        world.write("rollouts", 10)
+        world.seal()
+        world.clock.advance(1.5 * DAY_S)
+        world.archive()
+    ends = [s.next for s in world.stretches("dead-letters")]
+    assert len(ends) == 3
+    assert world.due() == Due((), ())
+
+    world.clock.advance(25.6 * DAY_S)  # the first ones are 30.1 days old
+    first = world.due()
+    assert [(e.topic, e.first, e.next, e.policy) for e in first.expired] == [
+        ("dead-letters", 0, ends[0], "archive_ms of dead-letters: 30 d")
+    ]
+    # Named, and then the process died: it is deleted by the next one, and not named twice.
+    world.seal(first.expired)
+    again = world.due()
+    assert (again.stretches, again.expired) == (first.stretches, ())
+    assert delete_due(world.store, again) == 1
+    assert world.due() == Due((), ())
+
+    world.clock.advance(1.5 * DAY_S)
+    second = world.due()
+    assert [(e.first, e.next) for e in second.expired] == [(0, ends[1])]  # with what was named before
+    world.seal(second.expired)
+    delete_due(world.store, second)
+    assert [s.next for s in world.stretches("dead-letters")] == ends[2:]
+    assert len(world.stretches("rollouts")) > 3  # kept for ever
+    with world.across() as log:
+        world.log.trim(letters, ends[2])
+        assert log.beginning_offsets([letters]) == {letters: ends[1]}
+        assert len(list(scan(log, ["dead-letters"]))) == 10
+    assert world.archive().records == 0  # and it does not come back
 
 
 def segment(first: int, next: int) -> Segment:

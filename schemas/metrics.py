@@ -18,6 +18,7 @@ Metric = Literal[
     "rollwire_transactions_unknown_total",  # [processor] outcomes that had to be looked up (law 4)
     "rollwire_consumer_lag_events",  # [topic, partition] last stable offset minus position, gauge
     # feedback gateway
+    "rollwire_feedback_start_time_seconds",  # Unix time from which on it counts, gauge
     "rollwire_feedback_repeated_total",  # [topic] accepted events that were in the log before
     "rollwire_feedback_late_total",  # [topic] acknowledged after their caller was told that the outcome is unknown
     "rollwire_feedback_request_seconds",  # whole request to its answer, histogram

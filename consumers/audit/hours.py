@@ -80,6 +80,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     partition: int | None = None
     offset: int | None = None
+    reason: str = ""  # code by which the codec refuses it, where nobody else did
 
 
 class HourLedger(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +89,7 @@ class HourLedger(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[HourLine, ...]
     flows: tuple[FlowHour, ...]
     differences: tuple[Difference, ...]
+    lapsed: dict[str, int] = {}  # by topic: of the refused, those whose letters retention may have removed
 
     @property
     def gap(self) -> int:
@@ -120,4 +122,5 @@ def chosen(
         lines=tuple(line for line in ledger.lines if fits(line.topic, line.hour)),
         flows=() if named else tuple(flow for flow in ledger.flows if since <= flow.hour < until),
         differences=tuple(one for one in ledger.differences if fits(one.topic, one.hour)),
+        lapsed={topic: count for topic, count in ledger.lapsed.items() if not named or topic in named},
     )

@@ -72,6 +72,7 @@ class Tally(NamedTuple):
     extra: tuple[Extra, ...]
     unfounded: tuple[Unfounded, ...]
     unstarted: frozenset[int]  # keys of groups that were closed and never started
+    lapsed: Mapping[str, int]  # by topic
 
     @property
     def exact(self) -> bool:
@@ -171,6 +172,7 @@ class Book:
             extra=tuple(extra),
             unfounded=unfounded,
             unstarted=flows.unstarted,
+            lapsed=dict(sorted(closing.lapsed.items())),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rollwire.consumers.audit.hours import HourLedger
@@ -11,12 +11,14 @@ from rollwire.consumers.audit.hours_book import Book, Tally
 from rollwire.consumers.audit.hours_judge import CONSUMERS, JOINED, LIVE
 from rollwire.consumers.audit.hours_names import named
 from rollwire.schemas.catalogue import TOPICS
+from rollwire.schemas.errors import TopicMismatch
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.scan import Lost, scan
 
 SETTLE_S: Final = 1.0
 _COUNTS: Final = 3
 _TOLD: Final = 5_000
+_NOTHING: Final = 1 << 62  # from here on
 # Against the flow, so that what an event was made from is read after it. What lies below a committed offset has left its
 # trace already; only `groups-closed` and `group-fates` are looked for in topics that come after them.
 _FLOW: Final = (
@@ -40,6 +42,9 @@ class Counted(NamedTuple):
     ledger: HourLedger
     records: int
     lost: tuple[Lost, ...]  # offsets that an event may have stood at, and that can be read nowhere
+    absent: tuple[
+        str, ...
+    ]  # topics that are not there: a stack from before they were in the catalogue, or a loss
 
 
 def count_hours(
@@ -49,25 +54,32 @@ def count_hours(
     settle_s: float = SETTLE_S,
     told: Told = lambda *_: None,
     patchy: bool = False,
+    also: Callable[[Record], None] | None = None,
 ) -> Counted:
     """Counts all topics of the catalogue. `prefix` is that of the consumer groups.
 
     On a live log the markers of one transaction reach its partitions one after the other, so a gap is believed only
-    when it is still there after `_COUNTS` counts, `settle_s` apart. `patchy`: offsets that can be read nowhere are named, and what
-    lies below them counts as removed; else they raise `OffsetLost`. Raises `DeadlineExceeded` when the log does not answer.
+    when it is still there after `_COUNTS` counts, `settle_s` apart. `patchy`: offsets that can be read nowhere and topics that
+    are not there are named, and what lies below such offsets counts as removed; else they raise `OffsetLost` and
+    `TopicMismatch`. `also` is told every record of the first count. Raises `DeadlineExceeded` when the log does not answer.
     """
-    count = _count(log, prefix, told, patchy)
+    there, absent = _present(log) if patchy else (ORDER, ())
+    count = _count(log, prefix, there, told, patchy, also)
     pause = threading.Event()
     for _ in range(_COUNTS - 1):
         if count.tally.exact:
             break
         pause.wait(settle_s)
-        count = _count(log, prefix, told, patchy)
+        count = _count(log, prefix, there, told, patchy, None)
 
     def read(topic: str, start: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        if topic not in there:
+            return iter(())
+        if start:
+            start = {**dict.fromkeys(_partitions(log, topic), _NOTHING), **start}
         return scan(log, [topic], start=start, lost=_pass_over if patchy else None)
 
-    return Counted(named(count.tally, read), count.records, count.lost)
+    return Counted(named(count.tally, read), count.records, count.lost, absent)
 
 
 class _Count(NamedTuple):
@@ -76,19 +88,41 @@ class _Count(NamedTuple):
     lost: tuple[Lost, ...]
 
 
-def _count(log: Log, prefix: str, told: Told, patchy: bool) -> _Count:
+def _present(log: Log) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The topics that are there, and those that are not."""
+    there: list[str] = []
+    for topic in ORDER:
+        try:
+            log.partitions(topic)
+        except TopicMismatch:
+            continue
+        there.append(topic)
+    return tuple(there), tuple(topic for topic in ORDER if topic not in there)
+
+
+def _count(
+    log: Log,
+    prefix: str,
+    there: Sequence[str],
+    told: Told,
+    patchy: bool,
+    also: Callable[[Record], None] | None,
+) -> _Count:
     committed: dict[TopicPartition, int] = {}
+    live: dict[TopicPartition, int] = {}
     begins: dict[TopicPartition, int] = {}
     # The offsets first: whatever lies below them has left its trace in the topics by now.
     for topic, consumer in CONSUMERS.items():
-        committed |= log.committed(f"{prefix}{consumer}", _partitions(log, topic))
+        if topic in there:
+            committed |= log.committed(f"{prefix}{consumer}", _partitions(log, topic))
     topic, consumer, _ = LIVE
-    live = log.committed(f"{prefix}{consumer}", _partitions(log, topic))
-    for topic in TOPICS:
+    if topic in there:
+        live |= log.committed(f"{prefix}{consumer}", _partitions(log, topic))
+    for topic in there:
         begins |= log.beginning_offsets(_partitions(log, topic))
     book = Book()
     lost: list[Lost] = []
-    for topic in ORDER:
+    for topic in there:
         read = 0
         next_offset: dict[int, int] = {}
         for record in scan(log, [topic], lost=lost.append if patchy else None):
@@ -96,6 +130,8 @@ def _count(log: Log, prefix: str, told: Told, patchy: bool) -> _Count:
                 continue  # read again behind a hole
             next_offset[record.partition] = record.offset + 1
             book.add(record)
+            if also is not None:
+                also(record)
             read += 1
             if read == _TOLD:
                 told(topic, read)

@@ -24,6 +24,7 @@ from rollwire.consumers.audit.hours_columns import (
     unpacked,
 )
 from rollwire.consumers.audit.hours_facts import Extra, Facts, Plan
+from rollwire.schemas.partitioner import partition_for
 from rollwire.streams.reverts import NO_REVERTS
 from rollwire.streams.seams.log import TopicPartition
 
@@ -39,6 +40,9 @@ CONSUMERS: Final = {
 LIVE: Final = ("rewards", "assemble-production", "user")
 LIVE_COLUMN: Final = "rewards of what people said"
 ANSWERS: Final = ("rollouts", "production-rollouts")
+
+LETTERS: Final = "dead-letters"
+_NEVER: Final = 1 << 31
 
 NOWHERE, ACCEPTED, REFUSED, SHED, PENDING = range(5)
 CODES: Final = 5
@@ -77,6 +81,7 @@ class Closing:
         self._columns = columns
         self._begins = begins
         self.reverts = facts.reverts()
+        self.lapsed: Counter[str] = Counter()  # by topic
         refused: dict[str, list[int]] = defaultdict(list)
         for letter in facts.letters:
             refused[letter.source].append(letter.at)
@@ -112,7 +117,25 @@ class Closing:
         codes_N = np.select(
             [refused_N, accepted_N, shed_N, pending_N], [REFUSED, ACCEPTED, SHED, PENDING], NOWHERE
         )
+        lapsed_N = (codes_N == NOWHERE) & (hours_N <= self._lapsed_until(topic))
+        if lapsed_N.any():
+            self.lapsed[topic] += int(lapsed_N.sum())
+            codes_N[lapsed_N] = REFUSED
         return Judged(places_N, hours_N, keys_N, groups_N, codes_N)
+
+    def _lapsed_until(self, topic: str) -> int:
+        """The hour up to which refusals of a topic's records may have been removed by retention, -1 for none."""
+        partitions = sum(place.topic == LETTERS for place in self._begins)
+        if not partitions or topic == LETTERS:
+            return -1
+        partition = partition_for(topic.encode(), partitions)
+        if not self._begins[TopicPartition(LETTERS, partition)]:
+            return -1
+        column = self._columns[LETTERS]
+        there_N = ints(column.places) >> OFFSET_BITS == partition
+        if not there_N.any():
+            return _NEVER
+        return int(ints(column.hours)[there_N].min())
 
     def _went(self, topic: str, places_N: Ints, keys_N: Ints, groups_N: Ints) -> tuple[Mask, Mask]:
         """Which were accepted, and which of the others were shed."""
@@ -204,14 +227,14 @@ class Closing:
             source = f"{letter.source}[{partition}]:{offset}"
             kept = offset >= begins[TopicPartition(letter.source, partition)]
             if kept and not among(np.array([letter.at]), read[letter.source])[0]:
-                extra.append(Extra("dead-letters", letter.hour, f"of no record: {source}", letter.place, ""))
+                extra.append(Extra(LETTERS, letter.hour, f"of no record: {source}", letter.place, ""))
         for place, times in self._facts.replayed.items():
             replayed = by_place.get(place)
             there = copies.get(place, 0)
             if replayed is not None and self.whole(replayed.source) and there < times:
                 at = "{}:{}".format(*unpacked(place))
                 told = f"{at} replayed {times} times, {there} times there"
-                extra.append(Extra("dead-letters", replayed.hour, told, place, ""))
+                extra.append(Extra(LETTERS, replayed.hour, told, place, ""))
         return extra
 
     def unfounded(self) -> tuple[Unfounded, ...]:

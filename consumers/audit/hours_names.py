@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from rollwire.consumers.audit.hours import HOUR_MS, Difference, HourLedger, hour_name
+from rollwire.consumers.audit.hours import HOUR_MS, Difference, HourLedger, Wrong, hour_name
 from rollwire.consumers.audit.hours_book import Tally
 from rollwire.consumers.audit.hours_columns import packed, unpacked
 from rollwire.schemas.errors import Refused
@@ -17,12 +17,13 @@ from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log import Record, TopicPartition
 
 Read = Callable[[str, Mapping[TopicPartition, int]], Iterable[Record]]
-"""The records of one topic from these places on (a partition that is not named: from its beginning)."""
+"""The records of one topic: none named, all of them; else those from these places on, of no other partition."""
 
 
 class _Seen(NamedTuple):
     event_id: str
-    why: str  # it does not decode; "" = it does
+    why: str = ""  # it does not decode; "" = it does
+    reason: str = ""  # the code of that
 
 
 def named(tally: Tally, read: Read) -> HourLedger:
@@ -41,30 +42,38 @@ def named(tally: Tally, read: Read) -> HourLedger:
         one = seen.get((missing.topic, missing.place), _Seen("", "it is not there any more"))
         detail = one.why or "accepted, refused, shed and pending: none of them"
         differences.append(
-            _difference("missing", missing.topic, missing.hour, missing.place, one.event_id, detail)
+            _difference(
+                "missing", missing.topic, missing.hour, missing.place, one.event_id, detail, one.reason
+            )
         )
     for extra in tally.extra:
         event_id = extra.event_id
         if not event_id and extra.place is not None:
-            event_id = seen.get((extra.topic, extra.place), _Seen("", "")).event_id
+            event_id = seen.get((extra.topic, extra.place), _Seen("")).event_id
         differences.append(_difference("extra", extra.topic, extra.hour, extra.place, event_id, extra.detail))
     differences += _of_nothing(tally, read)
     differences.sort(key=lambda one: (one.topic, one.partition or 0, one.offset or 0, one.wrong, one.detail))
-    return HourLedger(lines=tally.lines, flows=tally.flows, differences=tuple(differences))
+    return HourLedger(
+        lines=tally.lines,
+        flows=tally.flows,
+        differences=tuple(differences),
+        lapsed=dict(tally.lapsed),
+    )
 
 
 def _difference(
-    wrong: str, topic: str, hour: int, place: int | None, event_id: str, detail: str
+    wrong: Wrong, topic: str, hour: int, place: int | None, event_id: str, detail: str, reason: str = ""
 ) -> Difference:
     partition, offset = (None, None) if place is None else unpacked(place)
     return Difference(
-        wrong="missing" if wrong == "missing" else "extra",
+        wrong=wrong,
         topic=topic,
         hour=hour_name(hour),
         event_id=event_id,
         detail=detail,
         partition=partition,
         offset=offset,
+        reason=reason,
     )
 
 
@@ -90,8 +99,8 @@ def _seen(record: Record) -> _Seen:
     try:
         decode_record(record)
     except Refused as refused:
-        return _Seen(event_id, f"it does not decode, and nobody refused it: {refused}")
-    return _Seen(event_id, "")
+        return _Seen(event_id, f"it does not decode, and nobody refused it: {refused}", refused.reason)
+    return _Seen(event_id)
 
 
 def _of_nothing(tally: Tally, read: Read) -> list[Difference]:

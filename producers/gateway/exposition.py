@@ -43,6 +43,8 @@ class LedgerCollector(Collector):
         pending = GaugeMetricFamily(name, "Events read and not answered", labels=["topic"])
         pending.add_metric([TOPIC], ledger.pending)
         yield pending
+        began: Metric = "rollwire_feedback_start_time_seconds"
+        yield GaugeMetricFamily(began, "Unix time from which on it counts", value=ledger.started_us / 1e6)
         yield _counter(
             "rollwire_feedback_repeated_total",
             "Accepted events that were in the log before",

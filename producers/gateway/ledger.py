@@ -28,7 +28,8 @@ class Histogram:
 
 
 class Ledger:
-    def __init__(self) -> None:
+    def __init__(self, started_us: int = 0) -> None:
+        self.started_us = started_us  # Unix time from which on it counts
         self.received = 0
         self.accepted = 0
         self.refused: Counter[str] = Counter()  # by code

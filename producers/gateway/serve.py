@@ -57,7 +57,7 @@ def make_app(
     head_of(schema_for(Feedback))  # a registry is asked here, once: never while somebody waits
 
     def start() -> Service:
-        ledger = Ledger()
+        ledger = Ledger(clock.now_us())
         writer = log.writer()
         committer = Committer(
             writer,

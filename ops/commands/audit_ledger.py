@@ -1,0 +1,197 @@
+"""`rollwire audit ledger`: every topic's account by the hour, from archive, log and committed offsets alone."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rollwire.consumers.audit.hours import FLOWS, HourLedger, chosen
+from rollwire.consumers.audit.hours_count import Told, count_hours
+from rollwire.consumers.audit.hours_live import Counters, Written, compare, parse_counters
+from rollwire.consumers.audit.hours_report import make_report
+from rollwire.ops.auditing import JsonFile, auditing, conclude, console
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
+from rollwire.ops.commands.weights_access import Bucket
+from rollwire.ops.history import open_history
+from rollwire.schemas.catalogue import TOPICS, topic_named
+from rollwire.schemas.errors import ConfigError, EnvironmentMissing, TopicMismatch
+from rollwire.streams.seams.log import Log, TopicPartition
+
+_ROWS: Final = 60  # of the table by hour; the JSON has all
+_ASK_S: Final = 10.0
+_NUMBERS: Final = ("received", "accepted", "refused", "shed", "pending", "gap")
+
+
+def ledger(
+    *,
+    topic: tuple[str, ...] = (),
+    since: Annotated[str | None, Parameter(name="--from")] = None,
+    until: Annotated[str | None, Parameter(name="--to")] = None,
+    metrics: tuple[str, ...] = (),
+    key: Annotated[str | None, Parameter(env_var="ROLLWIRE_METRICS_KEY")] = None,
+    json: JsonFile = None,
+    bucket: Bucket = None,
+    dir: Folder = DEFAULT_DIR,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    schema_registry: Registry = None,
+) -> int:
+    """Add up every topic by the hour: received = accepted + refused + shed + pending, and open = started - closed.
+
+    It reads all topics from their beginning, in the archive where the log has them no more, and believes nobody else. An hour
+    is that of the broker's timestamp, in UTC. Whatever is missing or too many is named by its event id and place.
+
+    Parameters
+    ----------
+    topic
+        Show these topics only. All are read: where an event went stands in others.
+    since
+        Show from this hour on, as in 2026-11-30T06; a time without a zone is UTC.
+    until
+        Show up to before this time; an hour that it cuts is shown whole.
+    metrics
+        Address of a running gateway's /metrics, or of another process that counts events: its counters must add up, and
+        what a gateway acknowledged must be in the log. May be given for several.
+    key
+        API key with the scope metrics, where /metrics needs one.
+    """
+    with auditing():
+        named = tuple(topic_named(one).name for one in topic)
+        hours = _hour(since, "--from"), _hour(until, "--to", up=True)
+        before = _counters(metrics, key)
+        with (
+            open_history(
+                "audit-ledger",
+                dir=dir,
+                bootstrap=bootstrap,
+                prefix=prefix,
+                schema_registry=schema_registry,
+                bucket=bucket,
+            ) as past,
+            _progress(past.log) as told,
+        ):
+            written = Written(before)
+            counted = count_hours(
+                past.log, past.at.prefix, told=told, patchy=True, also=written.take if before else None
+            )
+        live = _counters(metrics, key)
+        shown = chosen(counted.ledger, topics=named, since=hours[0] or "", until=hours[1] or "~")
+        out = console()
+        draw(out, shown)
+        compared = compare(before, live, written.records) if before else None
+        return conclude(make_report(counted, shown, live=live, compared=compared), json)
+
+
+def draw(out: Console, shown: HourLedger) -> None:
+    """By topic; by topic and hour, where these are not too many or not right; by flow."""
+    by_topic: dict[str, Counter[str]] = {}
+    for line in shown.lines:
+        by_topic.setdefault(line.topic, Counter()).update({name: getattr(line, name) for name in _NUMBERS})
+    out.print(_table(("topic",), [((topic,), numbers) for topic, numbers in by_topic.items()]))
+    hours = {line.hour for line in shown.lines}
+    lines = [line for line in shown.lines if line.gap or len(shown.lines) <= _ROWS]
+    if len(hours) > 1 and lines:
+        rows = [
+            ((line.topic, line.hour), Counter({name: getattr(line, name) for name in _NUMBERS}))
+            for line in lines[:_ROWS]
+        ]
+        out.print()
+        out.print(_table(("topic", "hour (UTC)"), rows))
+    if len(lines) < len(shown.lines) or len(lines) > _ROWS:
+        out.print(f"{len(shown.lines):,} topics and hours in all: --json has each")
+    if shown.flows:
+        out.print()
+        out.print(_flows(shown))
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Counter[str]]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name)
+    for name in _NUMBERS:
+        table.add_column(name, justify="right")
+    for heads, numbers in rows:
+        table.add_row(*heads, *(f"{numbers[name]:,}" for name in _NUMBERS))
+    return table
+
+
+def _flows(shown: HourLedger) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("flow", "started", "closed", "open", "gap", ""):
+        table.add_column(name, justify="left" if name in ("flow", "") else "right")
+    for flow, meaning in FLOWS.items():
+        hours = [one for one in shown.flows if one.flow == flow]
+        if hours:
+            numbers = (
+                sum(one.started for one in hours),
+                sum(one.closed for one in hours),
+                hours[-1].open,
+                sum(one.lost + one.unstarted for one in hours),
+            )
+            table.add_row(flow, *(f"{number:,}" for number in numbers), meaning)
+    return table
+
+
+def _hour(text: str | None, option: str, *, up: bool = False) -> str | None:
+    """The hour of a time, as hours are named; `up`: of one that is no whole hour, the next one."""
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text}: not a time; one is 2026-11-30T06 or 2026-11-30T06:30Z") from None
+    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    whole = time.replace(minute=0, second=0, microsecond=0)
+    if up and whole < time:
+        whole += timedelta(hours=1)
+    return whole.strftime("%Y-%m-%dT%H")
+
+
+def _counters(urls: Sequence[str], key: str | None) -> tuple[Counters, ...]:
+    return tuple(one for url in urls for one in parse_counters(url, _ask(url, key)))
+
+
+def _ask(url: str, key: str | None) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--metrics {url}: not an http address")
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
+            return str(answer.read(), "utf-8", "replace")
+    except OSError as error:
+        raise EnvironmentMissing(f"--metrics {url}: {error}") from error
+
+
+@contextmanager
+def _progress(log: Log) -> Iterator[Told]:
+    """A bar of records, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        line = progress.add_task("records", total=_records(log))
+        yield lambda topic, more: progress.update(line, advance=more, description=topic)
+
+
+def _records(log: Log) -> int:
+    """How many there are at most: control records have offsets too."""
+    total = 0
+    for topic in TOPICS:
+        try:
+            partitions = [TopicPartition(topic, number) for number in range(log.partitions(topic))]
+        except TopicMismatch:
+            continue
+        begins, ends = log.beginning_offsets(partitions), log.end_offsets(partitions)
+        total += sum(ends[one] - begins[one] for one in partitions)
+    return total

@@ -15,7 +15,7 @@ app = App(
 # fmt: off
 _COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("rebuild", "rollwire.ops.commands.audit_rebuild:rebuild", "Make a version anew, two independent ways; compare it bit for bit."),
-    ("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing."),
+    ("ledger", "rollwire.ops.commands.audit_ledger:ledger", "Add up every topic by the hour; name what is missing."),
 )
 # fmt: on
 

@@ -42,7 +42,8 @@
     │   ├── ArchiveCorrupt          an archived object does not read
     │   ├── HeadInvalid             a sealed head does not read, or is not what its place says
     │   ├── SignatureInvalid        a sealed head's signature does not verify
-    │   └── KeyUnknown              a sealed head is signed by a key that is not trusted
+    │   ├── KeyUnknown              a sealed head is signed by a key that is not trusted
+    │   └── ProofInvalid            a proof does not prove what it says, or none can be made
     ├── PlanViolation               a step plan breaks a law (lag, order, budget): the trainer halts
     ├── RankLost                    a process of the trainer died or did not answer in time
     ├── MismatchDrift               trainer and sampler drift apart, and the trainer was told to pause then; exit code 3
@@ -237,6 +238,10 @@ class SignatureInvalid(AuditError):
 
 
 class KeyUnknown(AuditError):
+    pass
+
+
+class ProofInvalid(AuditError):
     pass
 
 

@@ -72,6 +72,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     previous: str  # SHA-256 (hex) of the object of the epoch before; "" for the first
     sealed_us: int
     root: str  # hex; of the epoch's tree
+    size: int  # leaves of the tree: segments of the epoch
     table: Claim  # the epoch's segments
     marks: Claim  # the first bytes of the leaves of the epoch's records
     partitions: tuple[PartitionHead, ...]  # all that were ever sealed, by topic and partition

@@ -276,6 +276,7 @@ def _write(
         previous="" if newest is None else newest.digest,
         sealed_us=clock.now_us(),
         root=root_of([tree_leaf(s.digest, s.chain) for s in gathered.segments]).hex(),
+        size=len(gathered.segments),
         table=claim_of(table_key(name, epoch, table_sha), table, table_sha),
         marks=claim_of(marks_key(name, epoch, marks_sha), marks, marks_sha),
         partitions=gathered.partitions,

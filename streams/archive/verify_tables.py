@@ -34,6 +34,8 @@ def check_table(head: Head, before: Head | None, segments: Sequence[Segment]) ->
     order = [(s.topic, s.partition, s.first) for s in segments]
     if any(a >= b for a, b in pairwise(order)):
         findings.append(_finding(head, "its segments are not in order"))
+    if len(segments) != head.size:
+        findings.append(_finding(head, f"it speaks of {head.size} segments, its table has {len(segments)}"))
     if root_of([tree_leaf(s.digest, s.chain) for s in segments]).hex() != head.root:
         findings.append(_finding(head, "the root of its tree is not that of its segments"))
     by_partition: dict[TopicPartition, list[Segment]] = {}

@@ -282,6 +282,24 @@ def run_people_role(run: Run) -> None:
     run_crowd(run)
 
 
+def run_archive_role(run: Run) -> None:
+    from rollwire.ops.signing import open_signer
+    from rollwire.streams.archive.run_archive import run_archive
+
+    store = run.store()
+    store.probe()
+    with run.log("archive") as log:
+        run_archive(
+            log,
+            store,
+            open_signer(run.stack.dir),
+            run.settings.archive,
+            name=run.settings.prefix.rstrip("."),
+            clock=SystemClock(),
+            stop=run.stop,
+        )
+
+
 def run_warm_start_role(run: Run) -> None:
     from rollwire.ops.warm import make_warm_start
 
@@ -303,6 +321,7 @@ ROLES: dict[str, Callable[[Run], None]] = {
     "attribute": run_attribute_role,
     "serving": run_serving_role,
     "people": run_people_role,
+    "archive": run_archive_role,
 }
 OWN_SIGNALS = frozenset({"monitor", "attribute"})  # a Faust worker has its own signal handlers
 

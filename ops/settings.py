@@ -27,6 +27,7 @@ from rollwire.producers.gateway.config import GatewayConfig
 from rollwire.producers.serving.config import ServingConfig
 from rollwire.producers.verifier.verifier import VerifierConfig
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
+from rollwire.streams.archive.run_archive import ArchiveConfig
 from rollwire.streams.assemble_config import AssembleConfig, ProductionConfig
 from rollwire.streams.attribution.config import AttributionConfig
 from rollwire.streams.drive import RuntimeConfig
@@ -81,6 +82,9 @@ class RunSettings(BaseModel):
     trainer: TrainerConfig = TrainerConfig()
     publisher: PublisherConfig = PublisherConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
+    archive: ArchiveConfig = Field(
+        default=ArchiveConfig(), description="how often the archiver seals, and how long it gathers"
+    )
     gateway: GatewayConfig = GatewayConfig()  # type: ignore[call-arg,unused-ignore]
     attribution: AttributionConfig = Field(
         default=AttributionConfig(),

@@ -23,7 +23,7 @@ def run(
     Parameters
     ----------
     role
-        warm-start, fleet, verifier, assemble, assemble-production, pack, trainer, arithmetic-trainer, evaluator, monitor or gateway.
+        warm-start, fleet, verifier, assemble, assemble-production, pack, trainer, arithmetic-trainer, evaluator, monitor, gateway or archive.
     """
     from rollwire.ops.demo.folders import latest_run
     from rollwire.ops.roles import run_role

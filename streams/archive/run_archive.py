@@ -34,9 +34,11 @@ class ArchiveConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    every_s: float = Field(60.0, gt=0, description="seconds between two rounds; each seals what is new")
+    every_s: float = Field(
+        default=60.0, gt=0, description="seconds between two rounds; each seals what is new"
+    )
     wait_s: float = Field(
-        600.0,
+        default=600.0,
         ge=0,
         description="a partition's new records are copied when the oldest of them is that many seconds old: so that objects are not small",
     )

@@ -1,0 +1,121 @@
+"""`rollwire archive`: seals the history of a run and copies it into the store, so that it outlives retention."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from rollwire.ops.auditing import JsonFile, auditing, conclude
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, run_bucket
+from rollwire.ops.commands.weights_access import Bucket
+from rollwire.ops.history import open_history
+from rollwire.ops.role_run import open_store
+from rollwire.ops.signing import open_signer, open_trusted
+from rollwire.ops.stack import read_stack
+from rollwire.ops.stopping import stop_on_signals
+from rollwire.streams.archive.heads import trusted_keys
+from rollwire.streams.archive.run_archive import ArchiveConfig, Round, Told, archive_round, run_archive
+from rollwire.streams.findings import Report
+from rollwire.streams.seams.clock import SystemClock
+
+
+def archive(
+    *,
+    once: Annotated[bool, Parameter(negative=())] = False,
+    every: float = 60.0,
+    wait: float | None = None,
+    public_key: Annotated[tuple[Path, ...], Parameter(negative=())] = (),
+    json: JsonFile = None,
+    bucket: Bucket = None,
+    dir: Folder = DEFAULT_DIR,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+) -> int:
+    """Seal what is written, and copy closed stretches of every topic into the store, until told to stop.
+
+    History then outlives the topics' retention: every audit reads across archive and log as one. How long a topic is archived
+    says its `archived` in docs/topics.md. It may be ended at any moment, by kill -9 too: whoever comes next goes on there.
+
+    Parameters
+    ----------
+    once
+        One round, and end: all that is there now is sealed and copied. Exit code 1 where the log is not what was sealed.
+    every
+        Seconds between two rounds.
+    wait
+        Gather a partition's new records until the oldest has this age in seconds; by default 600, and 0 with --once.
+    public_key
+        File of a key by which older heads were signed: they are gone on from as well. May be given several times.
+    """
+    stop = threading.Event()
+    stop_on_signals(stop)
+    with (
+        auditing() if once else nullcontext(),
+        open_history("archive", dir=dir, bootstrap=bootstrap, prefix=prefix, bucket=bucket) as past,
+    ):
+        store = open_store(read_stack(dir), bucket or run_bucket(dir, past.at.prefix))
+        store.probe()
+        signer = open_signer(dir)
+        trusted = {**trusted_keys(signer.public), **(open_trusted(dir, public_key) if public_key else {})}
+        clock = SystemClock()
+        if not once:
+            config = ArchiveConfig(every_s=every, wait_s=ArchiveConfig().wait_s if wait is None else wait)
+            run_archive(
+                past.live, store, signer, config, name=past.name, clock=clock, stop=stop, trusted=trusted
+            )
+            return 0
+        with _progress() as told:
+            one = archive_round(
+                past.live,
+                store,
+                signer,
+                name=past.name,
+                clock=clock,
+                stop=stop,
+                wait_s=wait or 0.0,
+                trusted=trusted,
+                told=told,
+            )
+    return conclude(_report(one), json)
+
+
+def _report(one: Round) -> Report:
+    copied = one.copied
+    counts = {
+        "epochs sealed": len(one.heads),
+        "stretches copied": copied.stretches,
+        "records copied": copied.records,
+        "bytes stored": copied.stored_bytes,
+        "stretches expired": one.deleted,
+    }
+    return Report(command="archive", findings=copied.findings, checked=counts, notes=copied.notes)
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """Shown on a terminal only; on standard error, since standard output is the answer."""
+    if not sys.stderr.isatty():
+        yield lambda _what, _records: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}: {task.completed:,} records"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def told(what: str, records: int) -> None:
+            if what not in tasks:
+                tasks[what] = shown.add_task("sealing" if what == "seal" else f"copying {what}", total=None)
+            shown.advance(tasks[what], records)
+
+        yield told

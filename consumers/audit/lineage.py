@@ -70,7 +70,10 @@ class GroupLine(_Record, frozen=True, kw_only=True):
     reason: str
     detail: str
     decided_us: int  # 0 = not decided
-    made: int | None  # the version that it was trained into; None = none
+    planned: int | None  # the version whose step plan took it; None = none did, or that plan was passed over
+    made: (
+        int | None
+    )  # the version that it was trained into: the same, where a token of it was laid out; else None
     rollouts: tuple[RolloutLine, ...]
     absent: tuple[
         str, ...

@@ -38,8 +38,8 @@ class Facts(NamedTuple):
     version: int | None = None  # asked for; None = asked for events
     focus: frozenset[str] = frozenset()  # rollout and feedback ids that were asked for
     steps: tuple[Made, ...] = ()  # that took the groups in
-    made: Mapping[str, Made] = {}
-    plans: Mapping[Made, Plan] = {}
+    planned: Mapping[str, Made] = {}  # group -> the version whose plan took it
+    plans: Mapping[Made, Plan] = {}  # of `steps`, as far as they were read
     stored: InStore | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -112,14 +112,15 @@ def _groups_of(facts: Facts, made: Made) -> Sequence[str]:
 
 def _group(facts: Facts, group: str) -> GroupLine:
     decided = facts.gathered.fates.get(group)
-    made = facts.made.get(group)
-    plan = None if made is None else facts.plans.get(made)
+    planned = facts.planned.get(group)
+    plan = None if planned is None else facts.plans.get(planned)
     known = {one.rollout_id: one for one in facts.gathered.rollouts.values() if one.group_id == group}
     named = set() if decided is None else set(decided.event.members)
     if plan is not None:
         named |= {one for one in plan.rollouts if one.rpartition(".")[0] == group}
     lines = tuple(
-        _rollout(facts, one, made, plan) for one in sorted(known.values(), key=lambda r: _index(r.rollout_id))
+        _rollout(facts, one, planned, plan)
+        for one in sorted(known.values(), key=lambda r: _index(r.rollout_id))
     )
     fate = None if decided is None else decided.event
     return GroupLine(
@@ -128,16 +129,27 @@ def _group(facts: Facts, group: str) -> GroupLine:
         reason="" if fate is None else fate.reason,
         detail="" if fate is None else fate.detail,
         decided_us=0 if fate is None else fate.cut.clock_us,
-        made=None if made is None else made[1],
+        planned=None if planned is None else planned[1],
+        made=planned[1] if planned is not None and _laid_out(group, plan) else None,
         rollouts=lines,
         absent=tuple(sorted(named - known.keys(), key=_index)),
         at=None if decided is None else decided.at,
     )
 
 
-def _rollout(facts: Facts, one: Sampled, made: Made | None, plan: Plan | None) -> RolloutLine:
+def trained_on(facts: Facts) -> dict[str, Made]:
+    """Groups of which a token was trained on, as far as the plans say; where a plan is gone, all that it took."""
+    return {group: made for group, made in facts.planned.items() if _laid_out(group, facts.plans.get(made))}
+
+
+def _laid_out(group: str, plan: Plan | None) -> bool:
+    """A production rollout that nobody scored is taken by a plan, so that it is counted, and no token of it is laid out."""
+    return plan is None or group in plan.laid
+
+
+def _rollout(facts: Facts, one: Sampled, planned: Made | None, plan: Plan | None) -> RolloutLine:
     trained: bool | None = False
-    if made is not None:
+    if planned is not None:
         trained = None if plan is None else one.rollout_id in plan.rollouts
     subject = "" if one.sealed is None else one.sealed.subject
     erasure = facts.book.erased.get(subject)
@@ -164,7 +176,7 @@ def _step(facts: Facts, taken: Taken) -> StepLine:
     event = taken.event
     made = (event.lineage, event.version)
     source: PlanSource = "packed-batches" if made in facts.plans else "group-fates"
-    if not any(of == made for of in facts.made.values()):
+    if not any(of == made for of in facts.planned.values()):
         source = "packed-batches" if made in facts.plans else "none"
     back = event.settings.get("revert_to")
     return StepLine(
@@ -260,7 +272,7 @@ def _gaps(facts: Facts, groups: Sequence[GroupLine]) -> tuple[Finding, ...]:
     absent = [one for group in groups for one in group.absent]
     if absent:
         found.append(_gap("rollouts", absent, "the plans or fates name them"))
-    fateless = [group.group_id for group in groups if group.made is not None and group.at is None]
+    fateless = [group.group_id for group in groups if group.planned is not None and group.at is None]
     if fateless:
         found.append(_gap("group-fates", fateless, "a step was trained on these groups"))
     unscored = [

@@ -97,6 +97,7 @@ class Plan(NamedTuple):
     groups: tuple[str, ...]
     rollouts: frozenset[str]  # laid out in a microbatch of some rank
     ranks: frozenset[int]
+    laid: frozenset[str]  # the groups with such a rollout
 
 
 class Plans:
@@ -115,8 +116,10 @@ class Plans:
         known = self._found.get((event.lineage, event.step))
         laid = frozenset(one for batch in event.microbatches for one in batch.rollout_ids)
         before = (frozenset[str](), frozenset[int]()) if known is None else (known.rollouts, known.ranks)
+        rollouts = before[0] | laid
+        groups = frozenset(one.rpartition(".")[0] for one in rollouts)
         self._found[event.lineage, event.step] = Plan(
-            event.group_ids, before[0] | laid, before[1] | {event.rank}
+            event.group_ids, rollouts, before[1] | {event.rank}, groups
         )
 
     def of(self, step: TrainStep) -> Plan | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rollwire.consumers.audit.lineage import Answer
-from rollwire.consumers.audit.lineage_answer import Facts, Made, answer
+from rollwire.consumers.audit.lineage_answer import Facts, Made, answer, trained_on
 from rollwire.consumers.audit.lineage_events import KEYED, Gathered, Letters, Plan, Plans
 from rollwire.consumers.audit.lineage_store import look
 from rollwire.consumers.audit.versions import TOPICS, VersionBook, is_there, ranges, size_of
@@ -163,21 +163,21 @@ class Tracer:
                     f"neither its plan nor the fates of its {step.groups:,} groups are in log or archive",
                 )
         gathered = self._gather(groups)
-        return facts._replace(gathered=gathered, plans=plans, made=dict.fromkeys(groups, made))
+        return facts._replace(gathered=gathered, plans=plans, planned=dict.fromkeys(groups, made))
 
     def _forward(self, facts: Facts, groups: set[str], lineage: str | None) -> Facts:
         """Forwards: everything about `groups`, and what they were trained into."""
         gathered = self._gather(groups)
         asked = "" if lineage is None else self._lineage(lineage)
         of = {one.group_id: one.lineage for one in gathered.rollouts.values()}
-        made: dict[str, Made] = {}
+        planned: dict[str, Made] = {}
         for group, decided in gathered.fates.items():
             # Where the rollouts are gone the newest lineage is the best that is known.
             name = of.get(group) or self._book.newest_lineage() or ""
             version = self._book.made_by(name, decided.event)
             if version is not None and asked in ("", name):
-                made[group] = (name, version)
-        steps = tuple(sorted(set(made.values())))
+                planned[group] = (name, version)
+        steps = tuple(sorted(set(planned.values())))
         plans: dict[Made, Plan] = {}
         if len(steps) <= CONFIRMED_STEPS:
             plans = self._plans([self._book.steps[name][version].event for name, version in steps])
@@ -185,7 +185,8 @@ class Tracer:
             self._notes[
                 f"the plans of {len(steps):,} steps were not read: which rollouts of a group they laid out is not said"
             ] = None
-        return facts._replace(gathered=gathered, lineage=asked, steps=steps, made=made, plans=plans)
+        facts = facts._replace(gathered=gathered, lineage=asked, planned=planned, plans=plans)
+        return facts._replace(steps=tuple(sorted(set(trained_on(facts).values()))))
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ app = App(
 
 # fmt: off
 _COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("lineage", "rollwire.ops.commands.audit_lineage:lineage", "Explain a version; follow an event or a person to the versions they reached."),
     ("rebuild", "rollwire.ops.commands.audit_rebuild:rebuild", "Make a version anew, two independent ways; compare it bit for bit."),
     ("ledger", "rollwire.ops.commands.audit_ledger:ledger", "Add up every topic by the hour; name what is missing."),
 )

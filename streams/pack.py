@@ -279,6 +279,10 @@ class Packer:
                 f"is {self._next_step - 1}: is another pack or trainer running on this prefix?"
             )
 
+    def pass_over(self, step: int) -> None:
+        """Plans go on with `step`: a replay with other settings makes fewer than the versions that it reads tell of."""
+        self._next_step = max(self._next_step, step)
+
     def receive(self, record: Record, group: Group | Refused) -> None:
         """A record of `groups`, in order within its partition; `Refused` where it did not decode."""
         self._waiting.read(record)

@@ -41,14 +41,10 @@ def _key(event: GroupFate | PackedBatch) -> Key:
 class Decided:
     """What was written with one cut."""
 
-    def __init__(self, cut: Cut, order: tuple[int, int]) -> None:
+    def __init__(self, cut: Cut, order: tuple[int, int, int]) -> None:
         self.cut = cut
         self.order = order
         self.events: dict[Key, tuple[Record, GroupFate | PackedBatch]] = {}
-
-    @property
-    def steps(self) -> set[int]:
-        return {event.step for _, event in self.events.values() if isinstance(event, PackedBatch)}
 
     @property
     def first(self) -> Record:
@@ -124,7 +120,8 @@ class _Audit:
                 continue
             decided = open_.get(event.cut)
             if decided is None:
-                order = timed.record.timestamp_ms, event.cut.clock_us
+                read = sum(at.offset for at in event.cut.inputs)  # two decisions may be of one moment
+                order = timed.record.timestamp_ms, event.cut.clock_us, read
                 decided = open_[event.cut] = Decided(event.cut, order)
             if _key(event) in decided.events:
                 self._tally.differs(timed.record, f"{_name(event)} stands there twice", Found.TWICE)
@@ -236,7 +233,7 @@ class _Audit:
                     return
 
         run(at_end=False)
-        if not decided.steps <= {e.step for e in events if isinstance(e, PackedBatch)}:
+        if not decided.events.keys() <= {_key(e) for e in events if isinstance(e, GroupFate | PackedBatch)}:
             run(at_end=True)
         return events, refused
 

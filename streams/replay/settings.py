@@ -12,6 +12,7 @@ from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.records import Notice
 from rollwire.streams.assemble_config import AssembleConfig, JoinConfig, ProductionConfig
+from rollwire.streams.attribution.rulebook import Rulebook
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.seams.log import Log
 from rollwire.streams.settings_notice import NAME, Told, notices, told_in, told_of
@@ -133,3 +134,14 @@ def _of_run(notice: Notice) -> Iterable[Told]:
                 code="",
                 at_us=notice.at_us,
             )
+
+
+def read_rulebook(log: Log) -> Rulebook:
+    """The rules that the log says, as every worker of attribution reads them."""
+    book = Rulebook()
+    for notice in notices(log):
+        try:
+            book = book.after(notice)
+        except ConfigError:
+            continue  # no worker took them either
+    return book

@@ -41,10 +41,13 @@ class Source:
         *,
         start: Mapping[TopicPartition, int] | None = None,
         lost: Callable[[Lost], None] | None = None,
+        stamped: Callable[[Record], Record] | None = None,
         patience_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
+        """`stamped` gives records another time than the broker's, before they are merged."""
         self._log = log
+        self._stamped = stamped
         self._lost = lost
         self._patience_s = patience_s
         self._clock = clock or SystemClock()
@@ -133,7 +136,7 @@ class Source:
         for record in records:
             partition = TopicPartition(record.topic, record.partition)
             if self._at[partition] <= record.offset < self.ends[partition]:
-                self._held[partition].append(record)
+                self._held[partition].append(record if self._stamped is None else self._stamped(record))
         self._at |= self._reader.positions()
         full = {p for p in self._open() if p not in self._full and len(self._held[p]) >= _HELD}
         if full:
@@ -148,6 +151,16 @@ class Source:
         self._full.clear()
         if open_ := self._open():
             self._reader.assign(open_)
+
+
+def by_time(*merged: Iterator[Timed]) -> Iterator[Timed]:
+    """Several merged sources as one, in the same order."""
+    return heapq.merge(*merged, key=_order)
+
+
+def _order(timed: Timed) -> tuple[int, str, int, int]:
+    at_us, record = timed
+    return at_us, record.topic, record.partition, record.offset
 
 
 def partitions_of(log: Log, topics: Sequence[str]) -> list[TopicPartition]:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rollwire.consumers.ledger import Ledger, count_ledger
+from rollwire.consumers.audit.hours import HourLedger
+from rollwire.consumers.audit.hours_count import count_hours
+from rollwire.consumers.ledger import Ledger, summed
 from rollwire.ops.chaos.faults import BROKER, Fault, plan_faults
 from rollwire.ops.chaos.processes import Death, Processes, Stop
 from rollwire.ops.chaos.producer import Task, done, producer_command
@@ -81,6 +83,7 @@ class Outcome:
     during: Verdict | None = None
     after: Verdict | None = None
     ledger: Ledger | None = None
+    hours: HourLedger | None = None  # the same by the hour
     unreadable: list[str] = field(default_factory=list)  # what the verdict could not be made of
     through: bool = False  # everything known was seen before the stall alarm
     seconds: float = 0.0
@@ -97,6 +100,7 @@ class Outcome:
             and all(verdict is not None and not verdict.findings for verdict in verdicts)
             and self.ledger is not None
             and self.ledger.gap == 0
+            and (self.hours is None or self.hours.exact)
             and self.late_stops == 0
             and len(self.hits) >= self.options.faults
         )
@@ -315,7 +319,8 @@ class _Run:
             outcome.after = self._verdict(read_all(self._log), outcome.known)
 
         def ledger() -> None:
-            outcome.ledger = count_ledger(self._log, self._settings.prefix)
+            outcome.hours = count_hours(self._log, self._settings.prefix).ledger
+            outcome.ledger = summed(outcome.hours)
 
         for phase, read in (
             ("reading to the end", during),

@@ -17,6 +17,7 @@ from rollwire.ops.chaos.bounce import Outcome, Page
 from rollwire.ops.chaos.strike import Hit
 from rollwire.ops.chaos.verdict import WHATS, Totals, Verdict, expected_totals
 from rollwire.ops.figures import Figure
+from rollwire.ops.ledger_figures import ledger_figures
 
 SHOWN: Final = 20  # findings that are printed of each reader
 
@@ -90,6 +91,11 @@ def print_outcome(outcome: Outcome) -> None:
             if line.gap:
                 ids = ", ".join((*line.missing_ids, *line.extra_ids))
                 console.print(f"the ledger of {line.topic} has a gap of {line.gap}: {ids}")
+    for flow in () if outcome.hours is None else outcome.hours.flows:
+        if flow.lost or flow.unstarted:
+            console.print(
+                f"{flow.flow} of {flow.hour}: {flow.lost} neither closed nor open, {flow.unstarted} closed and never started"
+            )
     for text in outcome.unreadable:
         console.print(text, soft_wrap=True)
     for stop in outcome.stops:
@@ -185,6 +191,8 @@ def figures(outcome: Outcome) -> list[Figure]:
     ]
     if outcome.ledger is not None:
         found.append(_count("bounce.ledger_gap", outcome.ledger.gap))
+    if outcome.hours is not None:
+        found += ledger_figures(outcome.hours)
     if waits:
         found.append(Figure(name="bounce.next_version_s", value=median(waits), unit="s"))
         found.append(Figure(name="bounce.next_version_max_s", value=max(waits), unit="s"))

@@ -27,6 +27,11 @@ def test_t6_nothing_is_lost_or_repeated_under_load_and_faults(
     assert figures["feedback.lost"].value == 0
     assert figures["feedback.repeated"].value == 0
     assert figures["feedback.ledger_gap"].value == 0
+    # The account by the hour says the same, from the topic alone, and so do the gateway's own counters.
+    assert figures["ledger.gap"].value == figures["ledger.unclosed"].value == 0
+    assert [f.value for name, f in figures.items() if name.startswith("ledger.gap.")]
+    assert figures["ledger.live_gap"].value == 0
+    assert (figures["ledger.live_gap"].baseline or 0) > 0
     assert figures["feedback.single_ratio"].value > 0
     assert figures["feedback.batch_ratio"].value > 0
     assert 0 < figures["feedback.p99_ms"].value <= figures["feedback.p999_ms"].value

@@ -17,6 +17,10 @@ feedback.repeated          there twice behind it; its baseline is how many disti
 feedback.records_again     records of the topic beyond an event's first: retries whose first try was written after all
 feedback.ledger_gap        largest |received - accepted - refused - shed - pending| of any look at the gateway's counters, twice
                            a second through all faults; and whatever it answered with a 2xx and did not count
+ledger.gap, ledger.gap.<hour>, ledger.unclosed   what `rollwire audit ledger` finds in the topics: see `ops/ledger_figures.py`
+ledger.live_gap            events that the gateway of the last life acknowledged and that are not in the topic, and those there
+                           that it cannot have written; its baseline is how many it acknowledged
+ledger.audit_per_s         events a second of that audit
 feedback.stop_s            SIGTERM to the gateway's end
 attribution.ratio          events a second of one worker, over a Faust agent with one table write an event (`faust_table.py`)
 attribution.catchup        events a second after it was stopped for 60 s, over the rate at which they arrive meanwhile
@@ -36,6 +40,8 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rollwire.consumers.audit import hours_live
+from rollwire.consumers.audit.hours_count import count_hours
 from rollwire.ops.bench.feedback import attribution, phases
 from rollwire.ops.bench.feedback.attribution import Worker
 from rollwire.ops.bench.feedback.counters import Watch, parse_counters
@@ -47,6 +53,7 @@ from rollwire.ops.bench.feedback.stub_server import self_test
 from rollwire.ops.bench.feedback.traffic import TENANT
 from rollwire.ops.bench.streams_faust import FaustWorker
 from rollwire.ops.figures import Figure
+from rollwire.ops.ledger_figures import ledger_figures
 from rollwire.ops.stack import StackInfo, running_stack
 from rollwire.ops.stores import stack_store
 from rollwire.ops.topics import apply_topics
@@ -55,6 +62,7 @@ from rollwire.producers.gateway.keys import NewKey, add_key, shown
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import DeadlineExceeded, LogError
 from rollwire.streams.attribution.config import GROUP
+from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.log_kafka import KafkaLog
 
 Part = Literal["all", "gateway", "attribution"]
@@ -158,6 +166,23 @@ def run_feedback(*, quick: bool, part: Part) -> list[Figure]:
     return figures
 
 
+def audit_figures(log: Log, prefix: str, exposition: str) -> list[Figure]:
+    """The account of all topics by the hour. `exposition`: what the gateway showed when nothing came any more."""
+    live = hours_live.parse_counters("the gateway", exposition)
+    written = hours_live.Written(live)
+    began_s = time.perf_counter()
+    counted = count_hours(log, prefix, also=written.take)
+    took_s = time.perf_counter() - began_s
+    least = sum(one.written for one in live)
+    most = least + sum(one.perhaps for one in live)
+    apart = max(0, least - written.records, written.records - most)
+    return [
+        *ledger_figures(counted.ledger),
+        Figure(name="ledger.live_gap", value=apart, unit="events", baseline=least),
+        Figure(name="ledger.audit_per_s", value=counted.records / took_s, unit="events/s"),
+    ]
+
+
 def gateway_figures(
     stack: StackInfo, folder: Path, sizes: phases.Sizes, report: Callable[[str], None], prefix: str = PREFIX
 ) -> list[Figure]:
@@ -184,13 +209,15 @@ def gateway_figures(
             before = parse_counters(gateway.get("/metrics"))
             told = load.events()
             figures += phases.kill_figures(load, maximum, sizes)
-        after = parse_counters(gateway.get("/metrics"))
+        last = gateway.get("/metrics")
+        after = parse_counters(last)
         stop_s = gateway.stop()
     report("adding up the ledger")
     log = KafkaLog(stack.bootstrap, prefix, client_id="bench")
     stream = EffectsOf(load.under_faults, log.partitions(TOPIC))
     ledger = count_topic(log, load.phases, stream.take)
     effects = stream.effects()
+    figures += audit_figures(log, prefix, last)
     under_faults = sum(ledger.found[bodies.name] for bodies, _ in load.under_faults)
     if not watch.seen:
         raise LogError("the gateway's counters were never read")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollwire.consumers.audit.hours import FlowHour, HourLedger, HourLine
 from rollwire.consumers.ledger import Ledger, Line
 from rollwire.ops.chaos.bounce import BounceOptions, Outcome, targets
 from rollwire.ops.chaos.faults import plan_faults
@@ -80,7 +81,15 @@ def test_fewer_faults_a_gap_a_late_stop_and_a_load_that_is_not_through_are_failu
     gap.ledger = Ledger(lines=(line,))
     late.hits[0] = late.hits[0]._replace(late=True)
     stuck.through = False
-    assert not any(made.ok for made in (few, gap, late, stuck))
+    unclosed = outcome()
+    flow = FlowHour(flow="groups", hour="2026-11-30T06", started=2, closed=1, open=1, lost=1, unstarted=0)
+    hour = HourLine(
+        topic="groups", hour="2026-11-30T06", received=2, accepted=1, refused=0, shed=0, pending=0, extra=0
+    )  # fmt: skip
+    unclosed.hours = HourLedger(lines=(hour,), flows=(flow,), differences=())
+    assert not any(made.ok for made in (few, gap, late, stuck, unclosed))
+    found = values(unclosed)
+    assert (found["ledger.gap"], found["ledger.gap.2026-11-30T06"], found["ledger.unclosed"]) == (1, 1, 1)
     assert values(gap)["bounce.ledger_gap"] == values(late)["bounce.late_stops"] == 1
 
 

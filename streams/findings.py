@@ -32,6 +32,7 @@ class Kind(StrEnum):
     HEAD_INVALID = "head_invalid"
     SIGNATURE_INVALID = "signature_invalid"
     KEY_UNKNOWN = "key_unknown"
+    PROOF_INVALID = "proof_invalid"
     # what events say
     UNDECODABLE = "undecodable"
     SCHEMA_UNKNOWN = "schema_unknown"
@@ -62,6 +63,7 @@ MEANING: Final[dict[Kind, str]] = {
     Kind.HEAD_INVALID: "a head is not what its place or its own digests say",
     Kind.SIGNATURE_INVALID: "a head's signature does not verify",
     Kind.KEY_UNKNOWN: "a head is signed by a key that is not trusted",
+    Kind.PROOF_INVALID: "a proof does not prove what it says, or there is nothing to prove",
     Kind.UNDECODABLE: "a record's value cannot be decoded",
     Kind.SCHEMA_UNKNOWN: "a record's schema fingerprint is not known here",
     Kind.ERASED: "a person's key was destroyed on request: the content is gone, and that is no fault",

@@ -14,6 +14,9 @@ app = App(
 
 # fmt: off
 _COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("seal", "rollwire.ops.commands.audit_seal:seal", "Seal what was written: a signed head in the store for every epoch."),
+    ("verify", "rollwire.ops.commands.audit_verify:verify", "Hold log and archive against what was sealed."),
+    ("prove", "rollwire.ops.commands.audit_prove:prove", "Prove that one event was sealed; check such a proof."),
     ("lineage", "rollwire.ops.commands.audit_lineage:lineage", "Explain a version; follow an event or a person to the versions they reached."),
     ("rebuild", "rollwire.ops.commands.audit_rebuild:rebuild", "Make a version anew, two independent ways; compare it bit for bit."),
     ("ledger", "rollwire.ops.commands.audit_ledger:ledger", "Add up every topic by the hour; name what is missing."),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from rollwire.streams.seams.log import Log, Reader, TopicPartition, Transactiona
 from rollwire.streams.seams.store import ObjectStore
 
 _FETCHERS: Final = 4
+_GONE_S: Final = 30.0
 
 
 class Extent(NamedTuple):
@@ -42,6 +44,7 @@ class ArchivedLog:
     def __init__(self, live: Log, store: ObjectStore, name: str) -> None:
         self.live = live
         self.archive = Archive(store, name)
+        self._gone: dict[str, float] = {}  # archived topics that the log does not have, and when it was asked
         self._pool = ThreadPoolExecutor(_FETCHERS, thread_name_prefix="archive")
 
     def reader(self) -> Reader:
@@ -55,11 +58,14 @@ class ArchivedLog:
 
     def partitions(self, topic: str) -> int:
         archived = self.archive.partitions(topic)
+        if archived and self._is_gone(topic):
+            return archived
         try:
             return max(archived, self.live.partitions(topic))
         except TopicMismatch:
             if not archived:
                 raise
+            self._gone[topic] = time.monotonic()
             return archived
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
@@ -102,22 +108,30 @@ class ArchivedLog:
     def extents(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Extent | None]:
         """What the live log has of each; None: nothing of what is archived. Raises `TopicMismatch` where neither knows
         a partition."""
-        begins: Mapping[TopicPartition, int] = {}
-        ends: Mapping[TopicPartition, int] = {}
+        topics = {p.topic for p in partitions}
+        asked = [p for p in partitions if not self._is_gone(p.topic)]
         try:
-            begins, ends = self.live.beginning_offsets(partitions), self.live.end_offsets(partitions)
+            begins = self.live.beginning_offsets(asked) if asked else {}
+            ends = self.live.end_offsets(asked) if asked else {}
         except TopicMismatch:
-            if len(partitions) > 1:
-                return {p: extent for one in partitions for p, extent in self.extents([one]).items()}
-            if self.archive.end(partitions[0]) is None:
+            if len(topics) > 1:  # of which of them it is that is not there the log says nothing
+                each = ([p for p in partitions if p.topic == topic] for topic in sorted(topics))
+                return {p: extent for those in each for p, extent in self.extents(those).items()}
+            if any(self.archive.end(p) is None for p in partitions):
                 raise
-            return {partitions[0]: None}
+            self._gone[partitions[0].topic] = time.monotonic()
+            return dict.fromkeys(partitions)
         found: dict[TopicPartition, Extent | None] = {}
         for partition in partitions:
             archived = self.archive.end(partition)
-            again = archived is not None and ends[partition] < archived
+            again = partition not in ends or (archived is not None and ends[partition] < archived)
             found[partition] = None if again else Extent(begins[partition], ends[partition])
         return found
+
+    def _is_gone(self, topic: str) -> bool:
+        """Whether the log was asked for this topic just now, and did not have it: a broker is asked for long, since a topic
+        may be new."""
+        return time.monotonic() - self._gone.get(topic, -_GONE_S) < _GONE_S
 
     def source(self, partition: TopicPartition, position: int, extent: Extent | None) -> Source:
         archived = self.archive.covering(partition, position) is not None

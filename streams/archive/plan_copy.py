@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,7 +32,9 @@ def to_copy(
     `oldest_ms` are over their time already, those whose first offset is in `without` are not to be had."""
     run: list[Segment] = []
     write_from = 0
-    for segment in segments:
+    index = 0
+    while index < len(segments):
+        segment = segments[index]
         upto = covered(segment.first)
         wanted = upto < segment.next and segment.first_ms >= oldest_ms and segment.first not in without
         if run and (not wanted or upto > segment.first):
@@ -41,5 +44,7 @@ def to_copy(
             if not run:
                 write_from = upto
             run.append(segment)
+        # What is covered is passed over in one step: of a long history, most is.
+        index = max(index + 1, bisect_right(segments, upto, key=lambda s: s.next))
     if run:
         yield Todo(tuple(run), write_from)

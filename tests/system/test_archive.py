@@ -102,6 +102,11 @@ def test_after_retention_took_everything_it_reads_as_before(
     assert report.checked["segments verified"] == report.checked["segments"] > 0
     again = archive_round(log, store, signer, name=name, clock=SystemClock(), stop=stop, known=one.sealed)
     assert again.copied.records == 1
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap, "broker.address.family": "v4"})
+    for future in admin.delete_topics([prefix + "rewards"], operation_timeout=30).values():
+        future.result(30)
+    with closing(ArchivedLog(log, store, name)) as across:
+        assert by_place(list(scan(across, ["rewards"]))) == [r for r in every if r.topic == "rewards"]
 
 
 def test_killed_in_mid_copy_the_next_one_goes_on_and_copies_nothing_twice(

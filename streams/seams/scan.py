@@ -53,6 +53,23 @@ def scan(
 
     Raises `DeadlineExceeded` when no record and no progress comes for `patience_s` seconds.
     """
+    for records in scan_batches(
+        log, topics, start=start, patience_s=patience_s, clock=clock, hidden=hidden, lost=lost
+    ):
+        yield from records
+
+
+def scan_batches(
+    log: Log,
+    topics: Sequence[str],
+    *,
+    start: Mapping[TopicPartition, int] | None = None,
+    patience_s: float = 30.0,
+    clock: Clock | None = None,
+    hidden: bool = False,
+    lost: Callable[[Lost], None] | None = None,
+) -> Iterator[list[Record]]:
+    """The same as they come, `BATCH` at most: for who does something with many at once."""
     clock = clock or SystemClock()
     partitions = [TopicPartition(topic, p) for topic in topics for p in range(log.partitions(topic))]
     ends = log.written_offsets(partitions) if hidden else log.end_offsets(partitions)
@@ -85,7 +102,8 @@ def scan(
             positions = reader.positions()
             if any(at > ends[p] for p, at in positions.items()):
                 records = [r for r in records if r.offset < ends[TopicPartition(r.topic, r.partition)]]
-            yield from records
+            if records:
+                yield records
             # Control records sit between the last event and the end, so the position tells, not the last offset.
             open_ = {p: at for p, at in positions.items() if p in open_ and at < ends[p]}
             if open_ != before:

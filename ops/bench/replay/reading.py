@@ -10,7 +10,6 @@ raises `LogError`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Final
 
 from confluent_kafka import Consumer
@@ -20,8 +19,8 @@ from rollwire.ops.bench.replay.load import TOPIC, Source
 from rollwire.ops.bench.streams_bare import BareLog
 from rollwire.schemas.errors import DeadlineExceeded, LogError
 from rollwire.schemas.records import Rollout
-from rollwire.streams.emit import decode_record
-from rollwire.streams.seams.scan import BATCH, scan
+from rollwire.streams.bulk import BulkDecoder
+from rollwire.streams.seams.scan import BATCH, scan, scan_batches
 
 _SILENT: Final = 600  # calls: half a minute of `consume`
 
@@ -103,16 +102,14 @@ def records(source: Source) -> float:
 
 
 def events(source: Source) -> float:
-    """Through `scan` and the codec with all its checks."""
-    began = time.perf_counter()
-    seen = _count(decode_record(record) for record in scan(source.log(), (TOPIC,)))
+    """Through `scan_batches` and the codec with all its checks."""
+    decoder = BulkDecoder()
+    began, seen = time.perf_counter(), 0
+    for batch in scan_batches(source.log(), (TOPIC,)):
+        seen += sum(isinstance(event, Rollout) for event in decoder.decode(batch))
     took = time.perf_counter() - began
     _complete("decoding", source, seen, source.value_bytes)
     return took
-
-
-def _count(found: Iterable[object]) -> int:
-    return sum(isinstance(event, Rollout) for event in found)
 
 
 def _complete(who: str, source: Source, seen: int, size: int) -> None:

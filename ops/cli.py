@@ -41,6 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("weights", "rollwire.ops.commands.weights:app", "List, show, verify, export and collect weight versions; go back to one.", LOOK),
     Command("fleet", "rollwire.ops.commands.fleet:app", "Keep a replica at a version; pin, promote; show who serves what.", RUN),
     Command("audit", "rollwire.ops.commands.audit:app", "Explain, verify, rebuild and export the history of a run.", LOOK),
+    Command("replay", "rollwire.ops.commands.replay:replay", "Run processors over a history again with changed settings: what if?", LOOK),
     Command("archive", "rollwire.ops.commands.archive:archive", "Seal the history of a run and copy it into the store, to outlive retention.", RUN),
     Command("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing.", LOOK),
     Command("dlq", "rollwire.ops.commands.dlq:app", "List, show, replay and drop what was refused.", LOOK),

@@ -14,6 +14,8 @@ app = App(
 
 # fmt: off
 _COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("replay", "rollwire.ops.commands.audit_replay:replay", "Decide the history again by its recorded cuts; name what differs."),
+    ("diff", "rollwire.ops.commands.audit_diff:diff", "Compare two outcomes of one history: fates, rewards, plans."),
     ("seal", "rollwire.ops.commands.audit_seal:seal", "Seal what was written: a signed head in the store for every epoch."),
     ("verify", "rollwire.ops.commands.audit_verify:verify", "Hold log and archive against what was sealed."),
     ("prove", "rollwire.ops.commands.audit_prove:prove", "Prove that one event was sealed; check such a proof."),

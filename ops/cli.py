@@ -46,7 +46,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("ledger", "rollwire.ops.commands.ledger:ledger", "Add up every topic; name what is missing.", LOOK),
     Command("dlq", "rollwire.ops.commands.dlq:app", "List, show, replay and drop what was refused.", LOOK),
     Command("erase", "rollwire.ops.commands.subject:erase", "Erase a person: their keys, what is cached of them; say what it reached.", RUN),
-    Command("subject", "rollwire.ops.commands.subject:app", "Export all that the log holds of a person.", LOOK),
+    Command("subject", "rollwire.ops.commands.subject:app", "Export all that log and archive hold of a person.", LOOK),
     Command("bench", "rollwire.ops.commands.bench:bench", "Measure parts of Rollwire on this machine.", RUN),
     Command("simulate", "rollwire.ops.commands.simulate:simulate", "Run the processors in memory under seeded faults; check the laws.", RUN),
     Command("gateway", "rollwire.ops.commands.gateway:gateway", "Take user feedback over HTTP into the log.", RUN),

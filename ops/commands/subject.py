@@ -22,11 +22,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from rollwire.consumers.audit.versions import ranges
-from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.erase.erase import Done, Request
 from rollwire.ops.erase.erase import erase as erase_person
 from rollwire.ops.erase.export import export as export_person
 from rollwire.ops.erase.reach import Reach, trace
+from rollwire.ops.history import open_history
 from rollwire.ops.keys import open_keys
 from rollwire.ops.looking import Looking
 from rollwire.ops.person import Pseudonym, Subject, Tenant, person_of
@@ -39,7 +40,7 @@ from rollwire.streams.seams.cache_redis import RedisCache
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
 
-app = App(name="subject", help="What the log holds of one person.", result_action="return_value")
+app = App(name="subject", help="What log and archive hold of one person.", result_action="return_value")
 
 
 def erase(
@@ -76,15 +77,18 @@ def erase(
     dry_run
         Only show what is known of them.
     """
-    stack, at = read_stack(dir), broker(dir, bootstrap, prefix, schema_registry)
+    stack = read_stack(dir)
     person = person_of(stack, subject, tenant, pseudonym)
     console = Console(stderr=True, highlight=False)
     keys = open_keys(stack)
-    with at.log("erase") as log, closing(RedisCache(stack.redis_url)) as cached:
+    opened = open_history(
+        "erase", dir=dir, bootstrap=bootstrap, prefix=prefix, schema_registry=schema_registry
+    )
+    with opened as past, closing(RedisCache(stack.redis_url)) as cached:
         state = keys.state(person)
         known = bool(state.live or state.destroyed)
         # Whoever does not ask destroys before anything else; where there is nothing to destroy, a look comes first.
-        reach = None if yes and known and not dry_run else _traced(log, person, console)
+        reach = None if yes and known and not dry_run else _traced(past.log, person, console)
         if reach is not None:
             _print(reach)
             if reach.nothing and not known:
@@ -101,9 +105,9 @@ def erase(
                 console.print("nothing was done")
                 return 1
         asked = Request(person, request or _new_id(), reason, by or _user())
-        done = erase_person(log, keys, cached, asked, SystemClock())
+        done = erase_person(past.live, keys, cached, asked, SystemClock())
         if reach is None:
-            reach = _traced(log, person, console)
+            reach = _traced(past.log, person, console)
             _print(reach)
     if json is not None:
         _write(json, _plain(done, reach))
@@ -125,7 +129,7 @@ def export(
     prefix: Prefix = None,
     schema_registry: Registry = None,
 ) -> int:
-    """Write all that the log still holds of a person, in the clear, as one JSON file that only you may read.
+    """Write all that log and archive still hold of a person, in the clear, as one JSON file that only you may read.
 
     Their feedback with its comments, their live traffic with its tokens, the rewards of that, and the versions and fleets
     that it reached. What was erased says so. Exit code 1 where nothing is known of them.
@@ -135,14 +139,16 @@ def export(
     out
         The file; it must not be there yet.
     """
-    stack, at = read_stack(dir), broker(dir, bootstrap, prefix, schema_registry)
+    stack = read_stack(dir)
     person = person_of(stack, subject, tenant, pseudonym)
     console = Console(stderr=True, highlight=False)
     if out.exists():
         raise ConfigError(f"{out} is there already: name another file")
-    with at.log("subject-export") as log:
-        reach = _traced(log, person, console)
-        found = list(export_person(log, reach, Looking(log, lambda: open_keys(stack)), _text))
+    with open_history(
+        "subject-export", dir=dir, bootstrap=bootstrap, prefix=prefix, schema_registry=schema_registry
+    ) as past:
+        reach = _traced(past.log, person, console)
+        found = list(export_person(past.log, reach, Looking(past.log, lambda: open_keys(stack)), _text))
     if reach.nothing:
         console.print(f"nothing is known of {person}: are subject and tenant spelled as in their feedback?")
         return 1

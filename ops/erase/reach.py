@@ -1,9 +1,10 @@
-"""What one person's data reached: events, training steps and versions, and who serves those. Read from the log alone.
+"""What one person's data reached: events, training steps and versions, and who serves those. Read from the log, and from
+its archive where the run has one.
 
 A person's data are their feedback and the live traffic that is sealed for them. It reaches a version when a group that
 holds it, or whose reward derives from it, is trained on; and from there every later version of the lineage, unless a revert
-goes back to before. Events older than their topic's retention are not seen any more; `group-fates` and the topics about
-versions are kept longest.
+goes back to before. Events that neither has any more are not seen; `group-fates` and the topics about versions are kept
+longest.
 """
 
 from __future__ import annotations

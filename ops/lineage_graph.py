@@ -7,12 +7,12 @@ reward is seen.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rollwire.consumers.audit.lineage import Answer, GroupLine, RolloutLine
+from rollwire.consumers.audit.lineage import Answer, FeedbackLine, GroupLine, RolloutLine
 from rollwire.consumers.audit.versions import ranges
 from rollwire.ops.lineage_boxes import (
     FEW,
@@ -34,7 +34,10 @@ from rollwire.ops.lineage_text import clock, fate_text, many, when
 def graph_of(answer: Answer) -> Graph:
     others = answer.reached[:-1]
     answer = _of_one_lineage(answer)
-    made, focus = Boxes(), frozenset(answer.focus)
+    focus = frozenset(answer.focus)
+    if len(answer.rollouts) > FEW and all(asked_for(one, focus) for one in answer.rollouts):
+        answer, focus = msgspec.structs.replace(answer, focus=()), frozenset[str]()  # nothing can stand out
+    made = Boxes()
     groups = {one.group_id: one for one in answer.groups}
     of_rollout = _rollouts(made, answer, focus)
     _feedback(made, answer, of_rollout, focus)
@@ -163,28 +166,29 @@ def _feedback(made: Boxes, answer: Answer, of_rollout: Mapping[str, str], focus:
     by = defaultdict(list)
     for one in said:
         by[one.signal].append(one)
-    allasked_for = all(one.feedback_id in focus for one in said)
     largest = sorted(by.items(), key=lambda item: -len(item[1]))
     kept, rest = largest[: SOME - 1], [one for _, some in largest[SOME - 1 :] for one in some]
     for signal, some in [*kept, *([("other signals", rest)] if rest else [])]:
         people = len({one.subject for one in some if one.subject})
-        values = defaultdict(int)
-        for one in some:
-            values[one.said] += 1
-        common = sorted(values.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{value or 'comment'}: {count:,}" for value, count in common[:3])
-        lines = (
-            told if len(common) <= 3 else f"{len(common):,} values",
-            f"of {many(people, 'person', 'people')}",
-        )
+        lines = (_values(some), f"of {many(people, 'person', 'people')}")
         listed = listed_of(
             f"{one.feedback_id}: {one.signal} {one.said}, {when(one.received_us)}" for one in some
         )
-        made.nodes.append(Node(f"f {signal}", 0, f"{signal} × {len(some):,}", lines, "plain", (), listed))
+        made.nodes.append(Node(f"f {signal}", 0, f"{len(some):,} × {signal}", lines, "plain", (), listed))
         for one in some:
-            made.join(
-                f"f {signal}", of_rollout[one.rollout_id], focus=one.feedback_id in focus and not allasked_for
-            )
+            made.join(f"f {signal}", of_rollout[one.rollout_id], focus=one.feedback_id in focus)
+
+
+def _values(some: Sequence[FeedbackLine]) -> str:
+    """What was said, how often; of many numbers, from which to which."""
+    counts = Counter(one.said or "a comment" for one in some)
+    if len(counts) <= 3:
+        return ", ".join(f"{value}: {count:,}" for value, count in counts.most_common())
+    try:
+        numbers = sorted(float(value) for value in counts)
+    except ValueError:
+        return f"{len(counts):,} different words"
+    return f"from {numbers[0]:.3g} to {numbers[-1]:.3g}"
 
 
 def _groups(made: Boxes, answer: Answer, focus: frozenset[str]) -> dict[str, str]:
@@ -214,26 +218,35 @@ def _groups(made: Boxes, answer: Answer, focus: frozenset[str]) -> dict[str, str
     trained = [group for group in groups if group.made is not None]
     for name, some in bucketed(trained, lambda group: group.made or 0):
         by[f"g trained {name}"] += some
+    ended: dict[str, list[GroupLine]] = defaultdict(list)
     for group in groups:
         if group.made is None:
-            by[f"g {fate_text(group)}"].append(group)
-    for name, some in by.items():
-        first = some[0]
+            ended[_end(group)].append(group)
+    ends = sorted(ended.items(), key=lambda item: -len(item[1]))
+    if len(ends) > SOME:
+        rest = [group for _, some in ends[SOME - 1 :] for group in some]
+        ends = [*ends[: SOME - 1], ("other fates", rest)]
+    for name, some in (*by.items(), *((f"g {end}", some) for end, some in ends)):
         into = ranges({group.made for group in some if group.made is not None})
-        lines = (f"trained into version {into}",) if into else (fate_text(first),)
         size = sum(len(group.rollouts) for group in some)
         made.nodes.append(
             Node(
                 name,
                 2,
                 many(len(some), "group"),
-                (*lines, f"of {many(size, 'rollout')}"),
+                (f"trained into version {into}" if into else name[2:], f"of {many(size, 'rollout')}"),
                 "plain" if into else "ended",
                 (),
                 listed_of(f"{group.group_id}: {fate_text(group)}" for group in some),
             )
         )
+    by.update({f"g {end}": some for end, some in ends})
     return {group.group_id: name for name, some in by.items() for group in some}
+
+
+def _end(group: GroupLine) -> str:
+    """What became of a group that nothing was trained on, without what tells it from others of that fate."""
+    return "counted, not trained on" if group.planned is not None else fate_text(group)
 
 
 def _of_one_lineage(answer: Answer) -> Answer:

@@ -75,7 +75,7 @@ def _step_node(name: str, some: Sequence[StepLine]) -> Node:
             f"mean reward {mean:.3g}",
             f"{sum(s.trained_tokens for s in some):,} tokens trained",
         )
-        return Node(f"s {name}", 4, f"{len(some):,} steps, {name}", lines, "plain", (), listed)
+        return Node(f"s {name}", 4, f"steps {name}", lines, "plain", (), listed)
     one = some[0]
     loss = "" if one.loss is None else f", loss {one.loss:.3g}"
     lines = (
@@ -134,7 +134,7 @@ def _version_node(name: str, some: Sequence[VersionLine], *, asked: bool) -> Nod
         listed = listed_of(f"version {one.version}: {one.state_digest}" for one in some)
         stored = bytes_text(sum(one.stored_bytes for one in some))
         return Node(
-            f"v {name}", 5, f"{len(some):,} versions, {name}", (f"{stored} stored",), tone, (), listed
+            f"v {name}", 5, f"versions {name}", (f"{many(len(some), 'delta')}, {stored}",), tone, (), listed
         )
     one = some[0]
     if one.reverts_to is not None:

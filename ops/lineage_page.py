@@ -22,11 +22,11 @@ _PAGE: Final = """<!doctype html>
 <style>
 body {{ margin: 0; background: #fff; color: #1b1f24; font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }}
 .graph {{ overflow-x: auto; padding-bottom: 4px; }}
-.graph svg {{ display: block; margin: 0 auto; }}
+.graph svg {{ display: block; }}
 .box {{ cursor: pointer; }}
 .lit .box, .lit .edges path {{ opacity: .16; }}
 .lit .box.on, .lit .edges path.on {{ opacity: 1; }}
-section {{ max-width: 1100px; margin: 0 auto; padding: 4px 28px 20px; }}
+section {{ max-width: 1300px; padding: 4px 28px 20px; }}
 h2 {{ font-size: 15px; margin: 14px 0 6px; }}
 pre {{ font: 12px/1.5 ui-monospace, SFMono-Regular, Menlo, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0;
   max-height: 26em; overflow-y: auto; background: #f6f8fa; border: 1px solid #d0d7de; border-radius: 6px; padding: 10px 12px; }}

@@ -115,7 +115,8 @@ def _laid_out(graph: Graph) -> dict[str, _Box]:
     for edge in graph.edges:
         near[edge.source].append(edge.target)
     for column in sorted(by, reverse=True):
-        if column in (0, 1):  # as their groups stand; what is right of those has an order of its own
+        # As what is right of them stands; from groups on, and of rollouts by version, there is an order of their own.
+        if column == 0 or (column == 1 and all(len(node.cells) == 1 for node in by[column])):
 
             def wanted(node: Node) -> float:
                 targets = [order[name] for name in near[node.name] if name in order]

@@ -84,11 +84,11 @@ def _weights(version: VersionLine) -> Text:
 
 
 def way_text(answer: Answer) -> str:
-    """anchor 0, 12 deltas to 12"""
+    """anchor 0, 12 deltas"""
     parts: list[str] = []
     for kind, group in _grouped(answer.way, lambda one: one.kind):
         last = group[-1].version
-        parts.append(f"{kind} {last}" if len(group) == 1 else f"{len(group)} {kind}s to {last}")
+        parts.append(f"{kind} {last}" if len(group) == 1 else f"{len(group)} {kind}s")
     return ", ".join(parts)
 
 
@@ -180,7 +180,9 @@ def _rollout(tree: Tree, one: RolloutLine, focus: set[str], shown: int) -> None:
 
 def _reward(reward: RewardLine) -> str:
     value = "unscored" if reward.reward is None else f"reward {reward.reward:.3g}"
-    by = f" of {many(len(reward.evidence), 'signal')}" if reward.source == "user" else ""
+    by = ""
+    if reward.source == "user":
+        by = f" of {many(len(reward.evidence), 'signal')}" if reward.evidence else ", no signal"
     return f"{value}{by} ({reward.source}{f': {reward.outcome}' if reward.outcome else ''})"
 
 

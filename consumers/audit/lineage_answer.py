@@ -286,7 +286,8 @@ def _gaps(facts: Facts, groups: Sequence[GroupLine]) -> tuple[Finding, ...]:
         for one in group.rollouts
         for reward in one.rewards
         for evidence in reward.evidence
-        if reward.source == "user" and evidence not in {said.feedback_id for said in one.feedback}
+        if reward.source == "user"
+        and evidence.rpartition("/")[2] not in {said.feedback_id for said in one.feedback}
     ]
     if unheard:
         found.append(_gap("user-feedback", unheard, "rewards name them as what they were derived from"))

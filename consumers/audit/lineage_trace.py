@@ -17,6 +17,7 @@ from rollwire.consumers.audit.versions import TOPICS, VersionBook, is_there, ran
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import parse_rollout_id
 from rollwire.schemas.records import (
+    DeadLetter,
     Event,
     Feedback,
     GroupFate,
@@ -56,6 +57,7 @@ class Tracer:
         self._progress = progress
         self._findings: dict[Finding, None] = {}
         self._notes: dict[str, None] = {}
+        self._undecodable: dict[Position, Finding] = {}
         self._records = 0
         self._book = VersionBook()
 
@@ -284,6 +286,19 @@ class Tracer:
                 f"{letter.reason}: {letter.detail}"
             ] = None
 
+    def _settle_undecodable(self) -> None:
+        """What a processor refused stands in `dead-letters`: it is accounted for. Anything else is a finding."""
+        letters: set[Position] = set()
+        for record in self._scan("dead-letters") if self._undecodable else ():
+            event = self._event(record)
+            if isinstance(event, DeadLetter):
+                letters.add(event.source)
+        left = {position: one for position, one in self._undecodable.items() if position not in letters}
+        refused = len(self._undecodable) - len(left)
+        if refused:
+            self._notes[f"{refused:,} records on the way were refused, and stand in dead-letters"] = None
+        self._findings.update(dict.fromkeys(left.values()))
+
     def _scan(
         self,
         topic: str,
@@ -317,12 +332,13 @@ class Tracer:
             return decode_record(record)
         except Refused as refused:
             unknown = refused.reason == "unknown_schema"
-            self._find(
-                Kind.SCHEMA_UNKNOWN if unknown else Kind.UNDECODABLE,
-                at(record.topic, record.partition, record.offset),
-                f"{refused.reason}: {refused.detail}"
+            position = Position(topic=record.topic, partition=record.partition, offset=record.offset)
+            self._undecodable[position] = Finding(
+                kind=Kind.SCHEMA_UNKNOWN if unknown else Kind.UNDECODABLE,
+                where=at(record.topic, record.partition, record.offset),
+                detail=f"{refused.reason}: {refused.detail}"
                 + ("; a newer release wrote it: upgrade rollwire here" if unknown else ""),
-                Position(topic=record.topic, partition=record.partition, offset=record.offset),
+                position=position,
             )
             return None
 
@@ -378,10 +394,11 @@ class Tracer:
     def _lost(self, lost: Lost) -> None:
         self._findings[gap(lost.partition.topic, lost.partition.partition, lost.first, lost.next)] = None
 
-    def _find(self, kind: Kind, where: str, detail: str, position: Position | None = None) -> None:
-        self._findings[Finding(kind=kind, where=where, detail=detail, position=position)] = None
+    def _find(self, kind: Kind, where: str, detail: str) -> None:
+        self._findings[Finding(kind=kind, where=where, detail=detail)] = None
 
     def _answer(self, facts: Facts) -> Answer:
+        self._settle_undecodable()
         return answer(
             facts._replace(
                 findings=tuple(self._findings),

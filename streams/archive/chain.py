@@ -11,9 +11,11 @@ from typing import Final
 import msgspec
 
 from rollwire.streams.archive.leaves import (
+    Content,
     chain_of,
     chain_start,
     leaf_of_fields,
+    leaves_digest,
     segment_digest,
 )
 from rollwire.streams.archive.marks import Marks
@@ -32,8 +34,23 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     records: int
     first_ms: int  # the oldest timestamp
     last_ms: int  # the newest
+    leaves: bytes  # the digest of its records' leaves, which `digest` is made of as well
     digest: bytes
     chain: bytes
+
+    def holds(self, content: bytes, records: int) -> bool:
+        """Whether its records are those that gave this digest of `leaves.Content`."""
+        return records == self.records and self.digest == segment_digest(
+            self.topic,
+            self.partition,
+            self.first,
+            self.next,
+            records,
+            self.first_ms,
+            self.last_ms,
+            content,
+            self.leaves,
+        )
 
 
 class Chain:
@@ -46,6 +63,7 @@ class Chain:
         self._offsets: list[int] = []
         self._times: list[int] = []
         self._leaves: list[bytes] = []
+        self._content = Content()
         self.marks = Marks(at)  # of the records in the segments that were given
 
     @property
@@ -66,6 +84,7 @@ class Chain:
         self._next = offset + 1
         self._offsets.append(offset)
         self._times.append(timestamp_ms)
+        self._content.take((record,))
         self._leaves.append(leaf_of_fields(offset, timestamp_ms, key, headers, value))
         return self.close() if len(self._leaves) == SEGMENT_RECORDS else None
 
@@ -75,13 +94,23 @@ class Chain:
             return None
         topic, partition = self._at
         first_ms, last_ms, count = min(self._times), max(self._times), len(self._leaves)
+        leaves = leaves_digest(self._leaves)
         digest = segment_digest(
-            topic, partition, self._first, self._next, count, first_ms, last_ms, b"".join(self._leaves)
+            topic,
+            partition,
+            self._first,
+            self._next,
+            count,
+            first_ms,
+            last_ms,
+            self._content.digest(),
+            leaves,
         )
         self._chain = chain_of(self._chain, digest)
         segment = Segment(
-            topic, partition, self._first, self._next, count, first_ms, last_ms, digest, self._chain
+            topic, partition, self._first, self._next, count, first_ms, last_ms, leaves, digest, self._chain
         )
         self.marks.extend(self._offsets, self._leaves)
         self._first, self._offsets, self._times, self._leaves = self._next, [], [], []
+        self._content = Content()
         return segment

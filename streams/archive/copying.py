@@ -10,7 +10,7 @@ from typing import IO, Final, NamedTuple
 
 from rollwire.streams.archive.chain import Segment
 from rollwire.streams.archive.layout import stretch_key
-from rollwire.streams.archive.leaves import encode_record, leaf_of, segment_digest
+from rollwire.streams.archive.leaves import Content, encode_record
 from rollwire.streams.archive.objects import STRETCH_BYTES, StretchWriter, content_digest
 from rollwire.streams.archive.plan_copy import Todo
 from rollwire.streams.archive.reading import Range, batches
@@ -37,38 +37,27 @@ class _Check:
 
     def __init__(self, segments: tuple[Segment, ...]) -> None:
         self._segments = iter(segments)
-        self._leaves: list[bytes] = []
+        self._content = Content()
         self.at: Segment | None = next(self._segments, None)
 
     def add(self, offset: int, body: bytes) -> Segment | Differs | None:
         """The segment that ends with this record, or does not have it."""
         segment = self.at
         if segment is None or offset >= segment.next:
-            return None if segment is None else Differs(segment, len(self._leaves))
-        self._leaves.append(leaf_of(body))
+            return None if segment is None else Differs(segment, self.count)
+        self._content.take_encoded(body)
         return self._judge(segment) if offset == segment.next - 1 else None
 
     def _judge(self, segment: Segment) -> Segment | Differs:
-        count = len(self._leaves)
-        found = segment_digest(
-            segment.topic,
-            segment.partition,
-            segment.first,
-            segment.next,
-            count,
-            segment.first_ms,
-            segment.last_ms,
-            b"".join(self._leaves),
-        )
-        if found != segment.digest:
-            return Differs(segment, count)
-        self._leaves = []
+        if not segment.holds(self._content.digest(), self.count):
+            return Differs(segment, self.count)
+        self._content = Content()
         self.at = next(self._segments, None)
         return segment
 
     @property
     def count(self) -> int:
-        return len(self._leaves)
+        return self._content.records
 
 
 class _Held(NamedTuple):

@@ -1,24 +1,18 @@
-"""Holds records as they are read against the segments that sealed them: one partition. Pure.
-
-What verifies leaves nothing behind; what does not is kept with the marks of what was found, to be explained.
-"""
+"""Holds records as they are read against the segments that sealed them: one partition. Pure."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final
 
-from rollwire.streams.archive.leaves import leaf_of, leaf_of_fields, segment_digest
-from rollwire.streams.archive.marks import MARK_BYTES, Mark
+from rollwire.streams.archive.leaves import Content
 from rollwire.streams.archive.verify_tables import Placed
 from rollwire.streams.seams.log import Record
 
-
-class Unlike(NamedTuple):
-    """A segment whose records are not those that were sealed, or not all of them."""
-
-    placed: Placed
-    found: tuple[Mark, ...]
+_BEHIND: Final = 1 << 63  # behind every offset
+_offset = attrgetter("offset")
 
 
 class Follower:
@@ -26,73 +20,56 @@ class Follower:
 
     def __init__(self, segments: Sequence[Placed]) -> None:
         self._segments = segments
-        self._index = 0
-        self._next = segments[0].segment.next if segments else 0
-        self._first = segments[0].segment.first if segments else 0
-        self._offsets: list[int] = []
-        self._leaves: list[bytes] = []
+        self._index = -1
+        self._first = self._next = -1
+        self._content = Content()
         self.records = 0  # looked at
-        self.verified: list[int] = []  # `first` of the segments that are as they were sealed
-        self.unlike: list[Unlike] = []
+        self.verified: set[int] = set()  # `first` of the segments that are as they were sealed
+        self.unlike: set[int] = set()  # of those that are not, of which there is something
+        self._forward()
 
     def take(self, records: Sequence[Record]) -> None:
         """Records of this partition, in order."""
-        offsets, leaves = self._offsets, self._leaves
-        for _, _, offset, timestamp_ms, key, value, headers in records:
-            if offset >= self._next:
-                self._reach(offset)
-                offsets, leaves = self._offsets, self._leaves
-            if offset >= self._first:
-                offsets.append(offset)
-                leaves.append(leaf_of_fields(offset, timestamp_ms, key, headers, value))
         self.records += len(records)
+        start = 0
+        while start < len(records):
+            if records[start].offset >= self._next:
+                self._reach(records[start].offset)
+            end = len(records)
+            if records[-1].offset >= self._next:
+                end = bisect_left(records, self._next, start, key=_offset)
+            if records[start].offset < self._first:
+                start = bisect_left(records, self._first, start, end, key=_offset)
+            if start < end:
+                self._content.take(records[start:end])
+            start = end
 
     def take_encoded(self, offset: int, body: memoryview) -> None:
         """One record as it is archived."""
         if offset >= self._next:
             self._reach(offset)
         if offset >= self._first:
-            self._offsets.append(offset)
-            self._leaves.append(leaf_of(body))
+            self._content.take_encoded(body)
         self.records += 1
-
-    def skip(self, offset: int) -> None:
-        """Nothing comes below `offset` any more: a segment that it cuts is judged by what came."""
-        if offset >= self._next:
-            self._reach(offset)
 
     def end(self) -> None:
         """Nothing comes any more."""
-        while self._index < len(self._segments):
-            self._finish()
+        self._reach(_BEHIND)
 
     def _reach(self, offset: int) -> None:
-        while self._index < len(self._segments) and offset >= self._next:
-            self._finish()
+        while offset >= self._next and self._index < len(self._segments):
+            segment = self._segments[self._index].segment
+            if segment.holds(self._content.digest(), self._content.records):
+                self.verified.add(segment.first)
+            elif self._content.records:
+                self.unlike.add(segment.first)
+            self._content = Content()
+            self._forward()
 
-    def _finish(self) -> None:
-        placed = self._segments[self._index]
-        s = placed.segment
-        if s.digest and s.digest == segment_digest(
-            s.topic,
-            s.partition,
-            s.first,
-            s.next,
-            s.records,
-            s.first_ms,
-            s.last_ms,
-            b"".join(self._leaves),
-        ):
-            self.verified.append(s.first)
-        else:
-            marks = [leaf[:MARK_BYTES] for leaf in self._leaves]
-            self.unlike.append(Unlike(placed, tuple(map(Mark, self._offsets, marks))))
-        self._offsets, self._leaves = [], []
+    def _forward(self) -> None:
         self._index += 1
         if self._index < len(self._segments):
-            self._first, self._next = (
-                self._segments[self._index].segment.first,
-                self._segments[self._index].segment.next,
-            )
+            segment = self._segments[self._index].segment
+            self._first, self._next = segment.first, segment.next
         else:
-            self._first = self._next = 1 << 63
+            self._first = self._next = _BEHIND

@@ -14,7 +14,6 @@ from rollwire.streams.archive.differences import (
     first_difference,
     first_foreign,
 )
-from rollwire.streams.archive.follow import Unlike
 from rollwire.streams.archive.marks import Mark, Marks
 from rollwire.streams.archive.policies import Policies
 from rollwire.streams.archive.verify_read import Extent, Looked
@@ -29,6 +28,8 @@ class Sources(NamedTuple):
     """Where a judge looks further, once something is wrong."""
 
     marks: Callable[[Placed], Marks | None]  # None: they cannot be read, which is a finding already
+    found: Callable[[Segment], Sequence[Mark]]  # of what the log has in the segment's place
+    found_archived: Callable[[Segment], Sequence[Mark]]
     records: Callable[[TopicPartition, int], Sequence[Record]]  # up to two of the log, from an offset on
     archived: Callable[[TopicPartition, int], Record | None]
 
@@ -67,15 +68,14 @@ class Judge:
         self._shifted: _Open | None = None  # what is wrong at the end of the segment before
         self.verified = 0
 
-    def judge(self, placed: Placed, verified: bool, unlike: Unlike | None) -> None:
-        """`verified`: by the log; else what it has instead."""
+    def judge(self, placed: Placed, verified: bool) -> None:
+        """`verified`: by the log."""
         segment = placed.segment
         archived = self._judge_archived(placed)
         if verified:
             self._shifted = None
             self.verified += 1
             return
-        found = unlike.found if unlike is not None else ()
         if self._extent is None or not (
             self._extent.begin < segment.next and segment.first < self._extent.end
         ):
@@ -86,7 +86,7 @@ class Judge:
             if cut or not archived:
                 self._missing(placed, cut=cut, whole=True)
             return
-        self._judge_log(placed, found, archived)
+        self._judge_log(placed, self._sources.found(segment), archived)
 
     def findings(self) -> list[Finding]:
         return [self._finding(one) for one in self._said if one.kind is not None]
@@ -102,8 +102,7 @@ class Judge:
         segment = placed.segment
         if segment.first in self._in_archive.verified:
             return True
-        unlike = self._in_archive.unlike.get(segment.first)
-        if unlike is None or not unlike.found:
+        if segment.first not in self._in_archive.unlike:
             if any(r.start <= segment.first and segment.next <= r.end for r in self._archived):
                 policy = self._policies.expired(segment)
                 if policy is None:
@@ -115,7 +114,7 @@ class Judge:
             what = f"the records up to {segment.next - 1:,} are not those that were sealed"
             self._say(Kind.RECORD_CHANGED, segment.first, segment.next, what, "archive of ")
             return False
-        wrong = first_difference(expected, unlike.found)
+        wrong = first_difference(expected, self._sources.found_archived(segment))
         if wrong is None and not segment.digest:
             return True
         if wrong is None:

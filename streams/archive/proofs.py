@@ -1,6 +1,6 @@
 """Proofs that a record was sealed, each checked alone with the public key: no log, no store. Pure.
 
-    record -> its leaf -> the leaves of its segment -> the segment's digest -> the chain -> the tree's leaf -> audit path
+    record -> its leaf -> the leaves of its segment, with the digest of its content -> the segment's digest -> the chain -> the tree's leaf -> audit path
     -> root -> signed head
 
 Every step is computed, none is believed; whatever stands in the middle and is not what was sealed leads to another root.
@@ -18,10 +18,12 @@ from rollwire.streams.archive.chain import Segment
 from rollwire.streams.archive.heads import Head, read_head, read_unverified
 from rollwire.streams.archive.leaves import (
     DIGEST_BYTES,
+    Content,
     chain_of,
     chain_start,
     encode_record,
     leaf_of,
+    leaves_digest,
     segment_digest,
     tree_leaf,
 )
@@ -48,6 +50,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     next: int
     first_ms: int
     last_ms: int
+    content: str  # hex; of the segment's records, end to end
     chain_before: str  # hex
     tree_index: int  # of the segment in its epoch
     path: tuple[str, ...]  # hex; from the segment's sibling up
@@ -104,6 +107,8 @@ def make_proof(
     if place is None:
         raise ProofInvalid(f"no record stands at {segment.topic}[{segment.partition}] at {offset:,}")
     leaves = [leaf_of(encode_record(record)) for record in records]
+    content = Content()
+    content.take(records)
     proof = Proof(
         format=FORMAT,
         topic=segment.topic,
@@ -117,6 +122,7 @@ def make_proof(
         next=segment.next,
         first_ms=segment.first_ms,
         last_ms=segment.last_ms,
+        content=content.digest().hex(),
         chain_before=before.hex(),
         tree_index=index,
         path=tuple(d.hex() for d in path_of([tree_leaf(s.digest, s.chain) for s in table], index)),
@@ -174,7 +180,8 @@ def _leads(proof: Proof, head: Head) -> bool:
         len(proof.leaves),
         proof.first_ms,
         proof.last_ms,
-        b"".join(map(_digest, proof.leaves)),
+        _digest(proof.content),
+        leaves_digest(map(_digest, proof.leaves)),
     )
     chain = chain_of(_digest(proof.chain_before), digest)
     root = root_from(digest, chain, proof.tree_index, head.size, [_digest(d) for d in proof.path])

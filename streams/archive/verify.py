@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from rollwire.schemas.errors import ArchiveCorrupt, LogError, ObjectMissing
+from rollwire.schemas.errors import ArchiveCorrupt, ObjectMissing
 from rollwire.streams.archive.chain import Segment
 from rollwire.streams.archive.heads import Head
 from rollwire.streams.archive.judge import Judge, Sources
 from rollwire.streams.archive.marks import Marks
 from rollwire.streams.archive.policies import POLICIES, Policies, Policy
-from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.archive.sealed import StoredHead, Trusted, heads_of, marks_of, segments_of
 from rollwire.streams.archive.sealer import UNSEALED, existing
 from rollwire.streams.archive.stretches import Archive
+from rollwire.streams.archive.verify_again import LookAgain
 from rollwire.streams.archive.verify_heads import Pinned, check_heads
 from rollwire.streams.archive.verify_read import Extent, look_in_archive, look_in_log, sampled
 from rollwire.streams.archive.verify_tables import Placed, check_table, from_marks
 from rollwire.streams.findings import Finding, Kind, Report
 from rollwire.streams.seams.clock import Clock
-from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.log import Log, TopicPartition
 from rollwire.streams.seams.store import ObjectStore
 
 COMMAND: Final = "verify"
@@ -77,10 +77,13 @@ def verify(
     extents = _extents(log, sections)  # retention goes on meanwhile
     rules = Policies(policies, checked.heads, now_us)
     archived = checked.heads[-1].archived if checked.heads else ()
+    again = LookAgain(log, archive, extents, clock)
     sources = Sources(
         tables.marks,
-        lambda at, offset: _from_log(log, at, offset, clock),
-        lambda at, o: _from_archive(archive, at, o),
+        again.in_log,
+        again.in_archive,
+        again.records,
+        again.archived,
     )
     notes: list[str] = []
     verified = 0
@@ -96,7 +99,7 @@ def verify(
         looked = in_log[place]
         for one in placed:
             first = one.segment.first
-            judge.judge(one, first in looked.verified, looked.unlike.get(first))
+            judge.judge(one, first in looked.verified)
         findings += judge.findings()
         notes += _told(place, judge.notes())
         verified += judge.verified
@@ -185,28 +188,6 @@ def _extents(log: Log, places: Iterable[TopicPartition]) -> dict[TopicPartition,
     there = [place for place in places if place.partition < counts.get(place.topic, 0)]
     begins, ends = log.beginning_offsets(there), log.end_offsets(there)
     return {place: Extent(begins[place], ends[place]) for place in there}
-
-
-def _from_log(log: Log, at: TopicPartition, offset: int, clock: Clock | None) -> list[Record]:
-    end = log.end_offsets([at])[at]
-    found: list[Record] = []
-    try:
-        for batch in batches(log, {at: Range(offset, min(offset + 64, end))}, clock=clock):
-            found += batch
-            if len(found) >= 2:
-                break
-    except LogError:
-        return []  # gone meanwhile: the finding stands without what it would have told
-    return found[:2]
-
-
-def _from_archive(archive: Archive | None, at: TopicPartition, offset: int) -> Record | None:
-    if archive is None:
-        return None
-    try:
-        return next(archive.records(at, offset, offset + 1), None)
-    except (ArchiveCorrupt, ObjectMissing):
-        return None  # a finding of its own
 
 
 def _told(place: TopicPartition, notes: Iterable[tuple[str, int, int]]) -> list[str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from rollwire.schemas.errors import ArchiveCorrupt, ObjectMissing, OffsetLost
 from rollwire.schemas.records import Position
-from rollwire.streams.archive.follow import Follower, Unlike
+from rollwire.streams.archive.follow import Follower
 from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_tables import Placed
@@ -34,7 +34,7 @@ class Looked(NamedTuple):
     """What one place has of the segments of a partition."""
 
     verified: frozenset[int]  # their `first`
-    unlike: dict[int, Unlike]
+    unlike: frozenset[int]  # of those that are not as they were sealed, though something is there
     records: int  # looked at
 
 
@@ -195,8 +195,4 @@ def _archived(
 
 
 def _looked(follower: Follower) -> Looked:
-    return Looked(
-        frozenset(follower.verified),
-        {unlike.placed.segment.first: unlike for unlike in follower.unlike},
-        follower.records,
-    )
+    return Looked(frozenset(follower.verified), frozenset(follower.unlike), follower.records)

@@ -107,7 +107,9 @@ def from_marks(head: Head, marks: dict[TopicPartition, Marks]) -> list[Segment]:
             some = those[i : i + SEGMENT_RECORDS]
             first = some[0].offset if i == 0 else those[i - 1].offset + 1
             found.append(
-                Segment(place.topic, place.partition, first, some[-1].offset + 1, len(some), 0, 0, b"", b"")
+                Segment(
+                    place.topic, place.partition, first, some[-1].offset + 1, len(some), 0, 0, b"", b"", b""
+                )
             )
     return found
 

@@ -299,7 +299,7 @@ def test_what_is_over_its_time_is_named_by_a_head_and_deleted(world: World) -> N
 
 
 def segment(first: int, next: int) -> Segment:
-    return Segment("rollouts", 0, first, next, 1, first, first, b"", b"")
+    return Segment("rollouts", 0, first, next, 1, first, first, b"", b"", b"")
 
 
 def test_what_is_to_be_copied() -> None:

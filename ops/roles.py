@@ -283,12 +283,14 @@ def run_people_role(run: Run) -> None:
 
 
 def run_archive_role(run: Run) -> None:
+    from rollwire.ops.archive_metrics import ArchiveCounts, exposed
     from rollwire.ops.signing import open_signer
     from rollwire.streams.archive.run_archive import run_archive
 
     store = run.store()
     store.probe()
-    with run.log("archive") as log:
+    counts = ArchiveCounts(SystemClock())
+    with run.log("archive") as log, exposed(counts, run.settings.archive.metrics_port):
         run_archive(
             log,
             store,
@@ -297,6 +299,7 @@ def run_archive_role(run: Run) -> None:
             name=run.settings.prefix.rstrip("."),
             clock=SystemClock(),
             stop=run.stop,
+            done=counts.add,
         )
 
 

@@ -43,6 +43,14 @@ Metric = Literal[
     "rollwire_stage_seconds",  # [replica] version event to staged and verified, histogram
     "rollwire_swap_pause_seconds",  # [replica] sampling stood still, histogram
     "rollwire_served_version",  # [replica] gauge
+    # archive
+    "rollwire_archive_records_total",  # records copied into the archive
+    "rollwire_archive_bytes_total",  # bytes that it stored for them
+    "rollwire_archive_expired_total",  # stretches that were over their time
+    "rollwire_archive_epoch",  # the newest sealed epoch, gauge
+    "rollwire_archive_wrong_segments",  # segments that the log has otherwise than they were sealed, gauge
+    "rollwire_archive_waiting_seconds",  # age of the oldest sealed record that is not copied, gauge
+    "rollwire_archive_round_age_seconds",  # since the last round that ended well, gauge
 ]
 
 METRICS: Final[tuple[Metric, ...]] = get_args(Metric)

@@ -9,10 +9,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from rollwire.ops.archive_metrics import ArchiveCounts, exposed
 from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, run_bucket
 from rollwire.ops.commands.weights_access import Bucket
@@ -33,6 +34,7 @@ def archive(
     every: float = 60.0,
     wait: float | None = None,
     public_key: Annotated[tuple[Path, ...], Parameter(negative=())] = (),
+    metrics_port: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=65_535))] = None,
     json: JsonFile = None,
     bucket: Bucket = None,
     dir: Folder = DEFAULT_DIR,
@@ -54,6 +56,8 @@ def archive(
         Gather a partition's new records until the oldest has this age in seconds; by default 600, and 0 with --once.
     public_key
         File of a key by which older heads were signed: they are gone on from as well. May be given several times.
+    metrics_port
+        Serve /metrics on this port of this machine; 0: a free one, named in the log.
     """
     stop = threading.Event()
     stop_on_signals(stop)
@@ -68,9 +72,19 @@ def archive(
         clock = SystemClock()
         if not once:
             config = ArchiveConfig(every_s=every, wait_s=ArchiveConfig().wait_s if wait is None else wait)
-            run_archive(
-                past.live, store, signer, config, name=past.name, clock=clock, stop=stop, trusted=trusted
-            )
+            counts = ArchiveCounts(clock)
+            with exposed(counts, metrics_port):
+                run_archive(
+                    past.live,
+                    store,
+                    signer,
+                    config,
+                    name=past.name,
+                    clock=clock,
+                    stop=stop,
+                    trusted=trusted,
+                    done=counts.add,
+                )
             return 0
         with _progress() as told:
             one = archive_round(

@@ -36,6 +36,7 @@ class Copied(NamedTuple):
     stored_bytes: int = 0
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be copied, and is no fault
+    waiting_ms: int | None = None  # when the oldest sealed record was written that is still to be copied
 
     def __add__(self, other: object) -> Copied:
         if not isinstance(other, Copied):
@@ -46,6 +47,7 @@ class Copied(NamedTuple):
             self.stored_bytes + other.stored_bytes,
             self.findings + other.findings,
             self.notes + other.notes,
+            min((ms for ms in (self.waiting_ms, other.waiting_ms) if ms is not None), default=None),
         )
 
 
@@ -126,8 +128,10 @@ def _copy_partition(
     passed_over: set[int] = set()  # first offsets
     while not stop.is_set():
         todo = next(to_copy(segments, covered, oldest_ms=oldest_ms, without=passed_over), None)
-        if todo is None or todo.segments[0].first_ms > ripe_ms:
+        if todo is None:
             return done
+        if todo.segments[0].first_ms > ripe_ms:
+            return done + Copied(waiting_ms=todo.segments[0].first_ms)
         try:
             begin, end = _extent(log, partition)
         except TopicMismatch:

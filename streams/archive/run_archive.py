@@ -42,6 +42,12 @@ class ArchiveConfig(BaseModel):
         ge=0,
         description="a partition's new records are copied when the oldest of them is that many seconds old: so that objects are not small",
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="port of /metrics on this machine; 0 = a free one, none: not served",
+    )
 
 
 class Round(NamedTuple):

@@ -19,6 +19,8 @@ UNITS = (
     "_open",
     "_pending",
     "_version",
+    "_epoch",
+    "_segments",
 )
 
 

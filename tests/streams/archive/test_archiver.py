@@ -140,7 +140,7 @@ def test_what_is_not_sealed_is_not_copied_and_no_stretch_reaches_over_it(world: 
 def test_small_stretches_wait(world: World) -> None:
     world.write("weight-versions", 10)
     world.seal()
-    assert world.archive(wait_s=60) == Copied()
+    assert world.archive(wait_s=60) == Copied(waiting_ms=world.clock.now_us() // 1_000)
     world.clock.advance(61)
     assert world.archive(wait_s=60).records == 10
 

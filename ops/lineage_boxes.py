@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from rollwire.consumers.audit.lineage import RolloutLine
-from rollwire.consumers.audit.versions import ranges
+from rollwire.consumers.audit.versions import ranges, runs
 
 COLUMNS: Final = ("feedback", "rollouts and rewards", "groups", "plans", "steps", "versions", "fleets")
 FEW: Final = 10  # rollouts that get a box each
@@ -81,8 +81,16 @@ def bucketed(items: Sequence[T], key: Callable[[T], int]) -> list[tuple[str, lis
     found: list[tuple[str, list[T]]] = []
     for at in range(0, len(numbers), width):
         some = numbers[at : at + width]
-        found.append((ranges(some), [item for number in some for item in by[number]]))
+        found.append((span(some), [item for number in some for item in by[number]]))
     return found
+
+
+def span(numbers: Iterable[int]) -> str:
+    """As `ranges` while that is short, else from where to where."""
+    ordered = sorted(numbers)
+    if len(list(runs(ordered))) <= 2:
+        return ranges(ordered)
+    return f"{ordered[0]} to {ordered[-1]}"
 
 
 def asked_for(one: RolloutLine, focus: frozenset[str]) -> bool:
@@ -93,10 +101,6 @@ def short_of(name: str) -> str:
     """A group's id, or a rollout's: what tells it from its neighbours is at the end."""
     group, dot, index = name.partition(".")
     return f"{group[:8]}…{group[-4:]}{dot}{index}"
-
-
-def cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1].rstrip(", ") + "…"
 
 
 def listed_of(lines: Iterable[str]) -> tuple[str, ...]:

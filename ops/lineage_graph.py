@@ -26,6 +26,7 @@ from rollwire.ops.lineage_boxes import (
     bucketed,
     listed_of,
     short_of,
+    span,
 )
 from rollwire.ops.lineage_outcome import training, versions
 from rollwire.ops.lineage_text import clock, fate_text, many, when
@@ -227,7 +228,7 @@ def _groups(made: Boxes, answer: Answer, focus: frozenset[str]) -> dict[str, str
         rest = [group for _, some in ends[SOME - 1 :] for group in some]
         ends = [*ends[: SOME - 1], ("other fates", rest)]
     for name, some in (*by.items(), *((f"g {end}", some) for end, some in ends)):
-        into = ranges({group.made for group in some if group.made is not None})
+        into = span({group.made for group in some if group.made is not None})
         size = sum(len(group.rollouts) for group in some)
         made.nodes.append(
             Node(

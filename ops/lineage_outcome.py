@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rollwire.consumers.audit.lineage import Answer, Serving, StepLine, VersionLine
 from rollwire.consumers.audit.versions import ranges
-from rollwire.ops.lineage_boxes import SOME, Boxes, Node, Tone, asked_for, bucketed, cut, listed_of
+from rollwire.ops.lineage_boxes import SOME, Boxes, Node, Tone, asked_for, bucketed, listed_of, span
 from rollwire.ops.lineage_text import bytes_text, clock, many, way_text, when
 
 
@@ -120,7 +120,7 @@ def versions(made: Boxes, answer: Answer, of_step: Mapping[int, str]) -> None:
             name = f"v later {one.lineage}"
             left = tuple(f"{revert} went back to {to}" for revert, to in one.left)
             lines = ("built on it" if asked else "built on these", *left[:2])
-            title = f"version{'s' if len(later) > 1 else ''} {cut(ranges(later), 18)}"
+            title = f"version{'s' if len(later) > 1 else ''} {span(later)}"
             made.nodes.append(Node(name, 5, title, lines, "quiet", (), (f"versions {ranges(later)}", *left)))
             last = next(reversed(holds), None)
             made.join(last, name)
@@ -167,7 +167,7 @@ def _fleets(made: Boxes, answer: Answer, holds: Mapping[str, set[int]]) -> None:
         until = None if any(one.until_us is None for one in some) else max(one.until_us or 0 for one in some)
         end = "when it reported last" if until is None else f"until {clock(until)}"
         lines = (
-            f"version {cut(ranges(served), 20)}",
+            f"version {span(served)}",
             f"from {clock(min(one.from_us for one in some))}",
             end,
             *((many(replicas, "replica"),) if replicas > 1 else ()),

@@ -181,7 +181,7 @@ def _box(box: _Box, scale: tuple[float, float], pitch: float) -> str:
         parts.append(_mark(node.cells[0], scale, box.x + 1, box.y + 1, box.height - 2))
         left += 5
     y = box.y + _PAD + 10
-    parts.append(_text(left, y, _fit(node.title, _CHARS - 8), 12.5, ink, bold=True))
+    parts.append(_text(left, y, _fit(node.title, _CHARS - 10), 12.5, ink, bold=True))
     for line in node.lines:
         y += _LINE
         parts.append(_text(left, y, _fit(line, _CHARS), 11, SOFT))

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from rollwire.ops.bench.streams_load import MEMBERS, Generator, Load, balanced, fill
 from rollwire.ops.topics import apply_topics
+from rollwire.schemas.catalogue import TOPICS
 from rollwire.streams.seams.log import Outgoing, TopicPartition
 from rollwire.streams.seams.log_kafka import KafkaLog
 
@@ -61,8 +62,8 @@ class Source(NamedTuple):
 
 
 def filled(bootstrap: str, prefix: str, size: Size, *, seed: int) -> Source:
-    """Makes the catalogue's topics under `prefix`, and writes the rollouts."""
-    apply_topics(bootstrap, prefix)
+    """Makes the topic under `prefix`, and writes the rollouts."""
+    apply_topics(bootstrap, prefix, topics={TOPIC: TOPICS[TOPIC]})
     log = KafkaLog(bootstrap, prefix, client_id="rollwire-bench")
     load = Load(size.name, size.tokens, size.groups)
     generator = Generator(load, at_us=_AT_US, seed=seed)

@@ -25,15 +25,19 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rollwire.consumers.audit.rebuild_past import TOPICS as REBUILT
 from rollwire.ops.bench.replay import reading, weights
 from rollwire.ops.bench.replay.figures import Side, rate_figures, ratio, rounds
 from rollwire.ops.bench.replay.load import FULL, QUICK, Size, Sizes, Source, filled
+from rollwire.ops.bench.replay.sealing import SealedSource
 from rollwire.ops.bench.replay.training import trained_again
 from rollwire.ops.figures import Figure
 from rollwire.ops.stack import StackInfo, running_stack
 from rollwire.ops.stores import stack_store
 from rollwire.ops.topics import apply_topics
+from rollwire.schemas.catalogue import TOPICS
 from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.store import ObjectStore
 
 Part = Literal["all", "verify", "decode", "rebuild", "training", "export"]
 _RATE: Final = 1e-6  # of learning, as in RL post-training
@@ -87,16 +91,19 @@ def reading_figures(
 ) -> list[Figure]:
     told(f"{size.name}: writing {size.records:,} records")
     source = filled(stack.bootstrap, prefix, size, seed=0)
-    sides, ratios = _sides(source, part)
+    sides, ratios = _sides(source, part, stack_store(stack, None))
     seconds = rounds(source, sides, count, told)
     return [*(ratio(name, side, seconds) for name, side in ratios.items()), *rate_figures(source, seconds)]
 
 
-def _sides(source: Source, part: Part) -> tuple[dict[str, Side], dict[str, str]]:
+def _sides(source: Source, part: Part, store: ObjectStore) -> tuple[dict[str, Side], dict[str, str]]:
     """What is measured, and the ratios that are named after it."""
     size = source.size.name
     sides: dict[str, Side] = {"records": reading.records}
     ratios = {f"replay.records_ratio_{size}": "records"}
+    if part in ("all", "verify"):
+        sides["verify"] = SealedSource(source, store).verified
+        ratios[f"replay.verify_ratio_{size}"] = "verify"
     if part in ("all", "decode"):
         sides["events"] = reading.events
         ratios["replay.decode_ratio" if size == "1kb" else f"replay.decode_ratio_{size}"] = "events"
@@ -104,7 +111,7 @@ def _sides(source: Source, part: Part) -> tuple[dict[str, Side], dict[str, str]]
 
 
 def rebuild_figures(stack: StackInfo, sizes: Sizes, told: Told, prefix: str) -> list[Figure]:
-    apply_topics(stack.bootstrap, prefix)
+    apply_topics(stack.bootstrap, prefix, topics={name: TOPICS[name] for name in REBUILT})
     store = stack_store(stack, None)
     with closing(KafkaLog(stack.bootstrap, prefix, client_id="rollwire-bench")) as log:
         past = weights.published(

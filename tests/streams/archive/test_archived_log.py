@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollwire.schemas.errors import OffsetLost, TopicMismatch
 from rollwire.streams.archive.layout import stretch_key
@@ -256,3 +258,60 @@ def test_large_and_many_records_in_small_pieces(live: MemoryLog, store: MemorySt
         for start in (0, 1, 7, 29):
             assert list(scan(log, ["weight-versions"], start={ONE: start})) == every[start:]
         assert list(log.archive.records(ONE, 5, 9)) == every[5:9]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_is_archived_and_trimmed_each_record_comes_once_or_is_lost(data: st.DataObject) -> None:
+    live, store = MemoryLog(TOPICS), MemoryStore()
+    count = data.draw(st.integers(1, 40), label="records")
+    every = filled(live, "weight-versions", count)
+    end = live.end_offsets([ONE])[ONE]
+    spans = data.draw(
+        st.lists(st.tuples(st.integers(0, end - 1), st.integers(1, end)).map(lambda s: (s[0], s[0] + s[1]))),
+        label="stretches",
+    )
+    held = {(a, min(b, end)) for a, b in spans}
+    for first, next in sorted(held):
+        inside = [r for r in every if first <= r.offset < next]
+        if inside:
+            archive(store, inside, first, next)
+        else:
+            held.discard((first, next))
+    begin = data.draw(st.integers(0, end), label="the log begins")
+    live.trim(ONE, begin)
+    start = data.draw(st.integers(0, end), label="read from")
+
+    def there(offset: int) -> bool:
+        return offset >= begin or any(a <= offset < b for a, b in held)
+
+    with across(live, store) as log:
+        lost: list[Lost] = []
+        found = list(scan(log, ["weight-versions"], start={ONE: start}, lost=lost.append))
+        assert found == [r for r in every if r.offset >= start and there(r.offset)]
+        gaps = {o for hole in lost for o in range(hole.first, hole.next)}
+        assert gaps == {o for o in range(start, end) if not there(o)}
+        reader = log.reader()
+        position = data.draw(st.integers(0, end), label="seek to")
+        reader.assign({ONE: start if there(start) or start == end else end})
+        reader.seek(ONE, position)
+        if there(position):
+            expected = next_run(every, position, there, end)
+            got: list[Record] = []
+            while reader.positions()[ONE] < expected[1]:
+                got += reader.poll(data.draw(st.integers(1, 7)), 1.0)
+            assert [r for r in got if r.offset < expected[1]] == expected[0]
+        elif position < end:
+            with pytest.raises(OffsetLost):
+                reader.poll(10, 0.1)
+        reader.close()
+
+
+def next_run(
+    every: Sequence[Record], position: int, there: Callable[[int], bool], end: int
+) -> tuple[list[Record], int]:
+    """The records from `position` to the first offset that nobody has, and that offset."""
+    upto = position
+    while upto < end and there(upto):
+        upto += 1
+    return [r for r in every if position <= r.offset < upto], upto

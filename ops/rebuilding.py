@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollwire.consumers.audit.rebuild_past import Past
+from rollwire.consumers.audit.plans_log import DerivedPlansLog
+from rollwire.consumers.audit.rebuild_past import Past, read_past
 from rollwire.consumers.audit.rebuild_recipe import Recipe
 from rollwire.consumers.trainer.connect import LiveKeys, LiveStack
 from rollwire.consumers.trainer.learner import Learner
@@ -14,8 +16,10 @@ from rollwire.ops.broker import run_bucket
 from rollwire.ops.history import History
 from rollwire.ops.stack import read_stack
 from rollwire.ops.stack.master_key import master_key_file
-from rollwire.schemas.errors import EnvironmentMissing
+from rollwire.schemas.errors import ConfigError, EnvironmentMissing, OffsetLost
+from rollwire.schemas.records import PackedBatch
 from rollwire.streams.archive.log import ArchivedLog
+from rollwire.streams.replay.plans import rederived_plans
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.sealing import OpenKeys
@@ -24,17 +28,41 @@ from rollwire.streams.seams.store import ObjectStore
 
 @dataclass(frozen=True)
 class PastStack:
-    """Calling it opens, in a rank's process, the log and the archive of a run as one."""
+    """Calling it opens, in a rank's process, the log and the archive of a run as one. `lineage`: plans that neither has any
+    more are derived anew for it; None = all are there."""
 
     live: LiveStack
     name: str
+    lineage: str | None
 
     def __call__(self) -> tuple[Log, ObjectStore]:
-        log, store = self.live()
-        return ArchivedLog(log, store, self.name), store
+        """Raises `OffsetLost` where the lineage is not there any more."""
+        live, store = self.live()
+        log: Log = ArchivedLog(live, store, self.name)
+        if self.lineage is not None:
+            past = read_past(log, self.lineage).past
+            if past is None:
+                raise OffsetLost(f"lineage {self.lineage} has no version in the log")
+            log = deriving(log, past)
+        return log, store
 
 
-def past_stack(past: History, folder: Path, bucket: str | None) -> PastStack:
+def deriving(log: Log, past: Past) -> DerivedPlansLog:
+    """The log, with the plans that it has no more derived anew from rollouts, rewards and fates."""
+
+    def derive(first: int, last: int) -> Iterator[tuple[PackedBatch, ...]]:
+        try:
+            yield from rederived_plans(log, lineage=past.lineage, first_step=first, last_step=last)
+        except ConfigError as error:  # of a run from before settings stood in the log
+            raise OffsetLost(
+                f"the plans of steps {first} to {last} cannot be derived anew: {error}"
+            ) from error
+
+    return DerivedPlansLog(log, past, derive)
+
+
+def past_stack(past: History, folder: Path, bucket: str | None, lineage: str | None) -> PastStack:
+    """`lineage` as in `PastStack`."""
     stack = read_stack(folder)
     live = LiveStack(
         past.at.bootstrap,
@@ -46,7 +74,7 @@ def past_stack(past: History, folder: Path, bucket: str | None) -> PastStack:
         stack.region,
         past.at.registry,
     )
-    return PastStack(live, past.name)
+    return PastStack(live, past.name, lineage)
 
 
 def past_keys(folder: Path) -> LiveKeys:

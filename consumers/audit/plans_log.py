@@ -29,6 +29,13 @@ class DerivedPlansLog(ForwardingLog):
         self._past = past
         self._derive = derive
 
+    def derives(self) -> bool:
+        """Whether there is a step whose plan the log has no more."""
+        consumed = [one for step in self._past.steps.values() for one in step.consumed]
+        at = {TopicPartition(one.topic, one.partition) for one in consumed}
+        begins = self._log.beginning_offsets(sorted(at))
+        return any(one.start < begins[TopicPartition(one.topic, one.partition)] for one in consumed)
+
     def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         found = super().beginning_offsets(partitions)
         for step in self._past.steps.values():

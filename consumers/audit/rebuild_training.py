@@ -26,6 +26,7 @@ from rollwire.schemas.errors import (
     ObjectMissing,
     OffsetLost,
     PlanViolation,
+    ReplayDiverged,
     RollwireError,
     StateMismatch,
 )
@@ -40,6 +41,7 @@ _KINDS: tuple[tuple[type[RollwireError], Kind], ...] = (
     (DeltaCorrupt, Kind.OBJECT_CORRUPT),
     (StateMismatch, Kind.OBJECT_CORRUPT),
     (PlanViolation, Kind.OUTCOME_DIFFERS),
+    (ReplayDiverged, Kind.OUTCOME_DIFFERS),
     (Fenced, Kind.OUTCOME_DIFFERS),
 )
 

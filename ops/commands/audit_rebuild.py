@@ -23,7 +23,7 @@ from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket, Lineage
 from rollwire.ops.history import History, open_history
-from rollwire.ops.rebuilding import learner_of, past_keys, past_stack
+from rollwire.ops.rebuilding import deriving, learner_of, past_keys, past_stack
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.store import ObjectStore
 
@@ -108,11 +108,13 @@ def _outcome(past: History, asked: Wanted, via: Via, told: Told, folder: Path, b
         raise ConfigError(
             f"lineage {known.lineage} has no train-steps: nothing can be trained again; use --via deltas"
         )
-    connect, keys = past_stack(past, folder, bucket), past_keys(folder)
+    log = deriving(past.log, known)
+    connect = past_stack(past, folder, bucket, known.lineage if log.derives() else None)
+    keys = past_keys(folder)
     training = TrainingRebuild(
-        past.log,
+        log,
         known,
-        lambda recipe: learner_of(recipe, past.log, past.store, known, connect=connect, keys=keys),
+        lambda recipe: learner_of(recipe, log, past.store, known, connect=connect, keys=keys),
         lambda number: published(past.store, known, number),
     )
     with closing(training):

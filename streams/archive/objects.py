@@ -1,7 +1,7 @@
 """A stretch: records of one partition, end to end, as one object in the store. Pure.
 
     magic      8 bytes
-    header     u32 length (little-endian), then MessagePack: a `StretchHeader`
+    header     u32 length (little-endian), the first 8 bytes of its blake3, then MessagePack: a `StretchHeader`
     frames     zstd, each with its content size and checksum; a range of the object serves a position
                    u32 length of each record (little-endian)
                    the records, exactly as they were sealed (`leaves.encode_record`)
@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 import zstandard
+from blake3 import blake3
 
 from rollwire.schemas.errors import ArchiveCorrupt
 from rollwire.streams.seams.log import Record, TopicPartition
@@ -34,7 +35,8 @@ HEAD_BYTES: Final = 64 * 1024
 """More than magic and header of any stretch take: one read gives them."""
 
 _FORMAT: Final = 1
-_PREFIX: Final = len(MAGIC) + 4
+_SUM: Final = 8
+_PREFIX: Final = len(MAGIC) + 4 + _SUM
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FRAME: Final = 2 * STRETCH_BYTES
 _LEVEL: Final = 3
@@ -129,7 +131,7 @@ class StretchWriter:
             frames=tuple(self._frames),
         )
         packed = msgspec.msgpack.encode(header)
-        return b"".join((MAGIC, _LENGTH.pack(len(packed)), packed, *self._packed))
+        return b"".join((MAGIC, _LENGTH.pack(len(packed)), _sum(packed), packed, *self._packed))
 
     def _end_frame(self) -> None:
         if not self._bodies:
@@ -154,17 +156,24 @@ def read_header(data: Bytes, where: str) -> tuple[StretchHeader, int]:
     smaller). Raises `ArchiveCorrupt`."""
     if len(data) < _PREFIX or bytes(data[: len(MAGIC)]) != MAGIC:
         raise corrupt(where, "this is no stretch of an archive")
-    (length,) = _LENGTH.unpack(data[len(MAGIC) : _PREFIX])
+    (length,) = _LENGTH.unpack(data[len(MAGIC) : len(MAGIC) + 4])
     if length > HEAD_BYTES - _PREFIX or length > len(data) - _PREFIX:
         raise corrupt(where, f"a header of {length:,} bytes; the object is damaged, or cut off")
+    packed = data[_PREFIX : _PREFIX + length]
+    if _sum(packed) != data[_PREFIX - _SUM : _PREFIX]:
+        raise corrupt(where, "the header is damaged")
     try:
-        header = _headers.decode(data[_PREFIX : _PREFIX + length])
+        header = _headers.decode(packed)
     except msgspec.DecodeError as error:
         raise corrupt(where, f"the header does not read: {error}") from error
     if header.format != _FORMAT:
         raise corrupt(where, f"format {header.format} is not known here: upgrade, and read it then")
     _check(header, where)
     return header, _PREFIX + length
+
+
+def _sum(packed: Bytes) -> bytes:
+    return blake3(packed).digest()[:_SUM]
 
 
 def _check(header: StretchHeader, where: str) -> None:

@@ -17,13 +17,14 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 from rollwire.consumers.audit.rebuild_deltas import DeltaRebuild
-from rollwire.consumers.audit.rebuild_past import Past, read_past
+from rollwire.consumers.audit.rebuild_past import TOPICS, Past, read_past
 from rollwire.consumers.version_publisher import VersionPublisher
 from rollwire.consumers.weights.fetched import THREADS
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.ops.bench.sync_weights import MovingWeights
 from rollwire.schemas.errors import LogError
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectInfo, ObjectStore
 
 _MODEL: Final = "bench-replay"
@@ -59,6 +60,8 @@ def published(
             weights.step()
             publisher.publish_alone(weights.state, version, copy=True)
             told(version)
+    for _ in scan(log, TOPICS, hidden=True):
+        pass  # until the last transaction is to be read: a moment after its writer is told that it is committed
     past = read_past(log, lineage).past
     if past is None or past.newest != versions:
         raise LogError(f"of {versions} versions that were published the log has not all")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import cache
 
 import msgspec
@@ -20,6 +22,11 @@ from rollwire.consumers.weights.reader import load_version
 from rollwire.ops.simulate.run import REAL, Simulation
 from rollwire.schemas.golden import load_examples
 from rollwire.schemas.records import FleetStatus, OffsetRange, WeightVersion
+from rollwire.streams.archive.archiver import archive_sealed
+from rollwire.streams.archive.heads import LocalSigner, new_signing_key
+from rollwire.streams.archive.log import ArchivedLog
+from rollwire.streams.archive.sealed import sealed
+from rollwire.streams.archive.sealer import seal_epoch
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.findings import Kind
 from rollwire.streams.seams.clock import ManualClock
@@ -131,6 +138,30 @@ def test_the_manifest_says_what_the_step_consumed() -> None:
             assert manifest.made_from == MadeFrom(step.consumed, step.plan_digest)
         else:
             assert manifest.made_from is None
+
+
+def test_the_archive_answers_as_the_log_did() -> None:
+    """The whole beginning of every topic is gone from the log: nothing in an answer changes."""
+    seed = with_versions(2, reverts=True)
+    whole, simulation = kept(seed), simulated(seed)
+    clock, name = simulation.world.clock, "run"
+    seal_epoch(simulation.log, simulation.store, LocalSigner(new_signing_key()), name=name, clock=clock)
+    archive_sealed(
+        simulation.log,
+        simulation.store,
+        name=name,
+        sealed=sealed(simulation.store, name),
+        clock=clock,
+        stop=threading.Event(),
+    )
+    for topic in simulation.partitions:
+        trim(simulation.log, topic)
+    with closing(ArchivedLog(simulation.log, simulation.store, name)) as log:
+        for version in whole.laws.versions:
+            before = Tracer(whole.log, whole.store).version(version.version)
+            after = Tracer(log, simulation.store).version(version.version)
+            assert msgspec.structs.replace(after, report=before.report) == before
+            assert after.report.findings == before.report.findings
 
 
 # -- from events forwards ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Final, NamedTuple
 
 from rollwire.schemas.errors import DeadlineExceeded
@@ -25,7 +25,7 @@ def batches(
     *,
     patience_s: float = 30.0,
     clock: Clock | None = None,
-) -> Iterator[list[Record]]:
+) -> Generator[list[Record], None, None]:
     """The records of `ranges`, in order within each partition. No range may end behind what is decided.
 
     Raises `DeadlineExceeded` where nothing comes for `patience_s` seconds, and what a reader raises.

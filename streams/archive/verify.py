@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Final, NamedTuple
 
 from rollwire.schemas.errors import ArchiveCorrupt, ObjectMissing
@@ -77,32 +78,24 @@ def verify(
     extents = _extents(log, sections)  # retention goes on meanwhile
     rules = Policies(policies, checked.heads, now_us)
     archived = checked.heads[-1].archived if checked.heads else ()
-    again = LookAgain(log, archive, extents, clock)
-    sources = Sources(
-        tables.marks,
-        again.in_log,
-        again.in_archive,
-        again.records,
-        again.archived,
-    )
     notes: list[str] = []
     verified = 0
-    for place, placed in sections.items():
-        judge = Judge(
-            place,
-            extent=extents.get(place),
-            archived=[r for r in archived if (r.topic, r.partition) == place],
-            in_archive=in_archive.get(place),
-            policies=rules,
-            sources=sources,
-        )
-        looked = in_log[place]
-        for one in placed:
-            first = one.segment.first
-            judge.judge(one, first in looked.verified)
-        findings += judge.findings()
-        notes += _told(place, judge.notes())
-        verified += judge.verified
+    with closing(LookAgain(log, archive, extents, clock)) as again:
+        sources = Sources(tables.marks, again.in_log, again.in_archive, again.records, again.archived)
+        for place, placed in sections.items():
+            judge = Judge(
+                place,
+                extent=extents.get(place),
+                archived=[r for r in archived if (r.topic, r.partition) == place],
+                in_archive=in_archive.get(place),
+                policies=rules,
+                sources=sources,
+            )
+            for one in placed:
+                judge.judge(one, one.segment.first in in_log[place].verified)
+            findings += judge.findings()
+            notes += _told(place, judge.notes())
+            verified += judge.verified
     report = Report(
         command=COMMAND,
         findings=tuple(findings),

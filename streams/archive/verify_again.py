@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from itertools import islice
 
 from rollwire.schemas.errors import ArchiveCorrupt, LogError, ObjectMissing
 from rollwire.streams.archive.chain import Segment
@@ -18,7 +20,7 @@ _FAR = 20_000  # offsets that are read over rather than jumped over: a reader th
 
 
 class LookAgain:
-    """Segments of a partition are asked for in their order."""
+    """Segments of a partition are asked for in their order. `close` when nothing is asked any more."""
 
     def __init__(
         self,
@@ -33,7 +35,7 @@ class LookAgain:
         self._clock = clock
         self._at: TopicPartition | None = None
         self._position = 0
-        self._coming: Iterator[Record] = iter(())
+        self._coming: Generator[Record, None, None] | None = None
         self._ahead: Record | None = None
 
     def in_log(self, segment: Segment) -> list[Mark]:
@@ -42,12 +44,13 @@ class LookAgain:
         if extent is None:
             return []
         if at != self._at or not self._position <= segment.first <= self._position + _FAR:
-            self._at, self._ahead = at, None
+            self.close()
+            self._at = at
             self._coming = self._reading(at, Range(max(segment.first, extent.begin), extent.end))
         found: list[Mark] = []
         try:
             while True:
-                record = self._ahead or next(self._coming, None)
+                record = self._ahead or (next(self._coming, None) if self._coming is not None else None)
                 self._ahead = record
                 if record is None or record.offset >= segment.next:
                     break
@@ -55,7 +58,7 @@ class LookAgain:
                 if record.offset >= segment.first:
                     found.append(_mark(record))
         except LogError:
-            self._at = None  # gone meanwhile: what was there tells what can be told
+            self.close()  # gone meanwhile: what was there tells what can be told
         self._position = segment.next
         return found
 
@@ -77,10 +80,8 @@ class LookAgain:
         if extent is None:
             return found
         try:
-            for record in self._reading(at, Range(offset, min(offset + 64, extent.end))):
-                found.append(record)
-                if len(found) == 2:
-                    break
+            with closing(self._reading(at, Range(offset, min(offset + 64, extent.end)))) as coming:
+                found.extend(islice(coming, 2))
         except LogError:
             return []  # gone meanwhile: the finding stands without what it would have told
         return found
@@ -93,9 +94,15 @@ class LookAgain:
         except (ArchiveCorrupt, ObjectMissing):
             return None
 
-    def _reading(self, at: TopicPartition, range_: Range) -> Iterator[Record]:
-        for batch in batches(self._log, {at: range_}, clock=self._clock):
-            yield from batch
+    def close(self) -> None:
+        if self._coming is not None:
+            self._coming.close()
+        self._at = self._ahead = self._coming = None
+
+    def _reading(self, at: TopicPartition, range_: Range) -> Generator[Record, None, None]:
+        with closing(batches(self._log, {at: range_}, clock=self._clock)) as coming:
+            for batch in coming:
+                yield from batch
 
 
 def _mark(record: Record) -> Mark:

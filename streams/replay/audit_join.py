@@ -23,7 +23,7 @@ from rollwire.streams.replay.aside import refusals_by, set_aside
 from rollwire.streams.replay.join import Join
 from rollwire.streams.replay.settings import Since, Spoken
 from rollwire.streams.replay.source import Source, partitions_of
-from rollwire.streams.replay.tally import Tally
+from rollwire.streams.replay.tally import Tally, difference
 from rollwire.streams.seams.log import Log, Outgoing, Record, TopicPartition
 
 OUTCOMES: Final = ("groups", "group-fates")
@@ -83,7 +83,8 @@ class _Audit:
                 if decided_by(event) == self._kind.name and isinstance(event, Group | GroupFate):
                     self._outcome(timed.record, event, source, gone)
         self._missing(expired, gone)
-        self._tally.letters(refusals_by(self._log, self._kind.name), self._refused, self._read_to)
+        read = {place: (source.begins[place], to) for place, to in self._read_to.items()}
+        self._tally.letters(refusals_by(self._log, self._kind.name), self._refused, read)
         return self._tally.report()
 
     def _outcome(
@@ -113,7 +114,7 @@ class _Audit:
             if lost:
                 self._tally.differs(record, f"group {name}: some of its records are gone", Found.HISTORY_GAP)
             else:
-                self._tally.differs(record, f"group {name}: {why or _difference(event, made)}")
+                self._tally.differs(record, f"group {name}: {why or difference(event, made)}")
 
     def _decide(self, part: _Part, name: str, cut: Cut) -> tuple[Event | None, str]:
         """The outcome again, and what is against it."""
@@ -204,11 +205,3 @@ def _event(output: Outgoing) -> Event:
 
 def _order(record: Record) -> tuple[str, int]:
     return record.topic, record.offset
-
-
-def _difference(was: Event, made: Event | None) -> str:
-    if type(was) is not type(made):
-        return f"it was a {type(was).__name__}, and is a {type(made).__name__} when it is decided again"
-    fields = [f for f in was.__struct_fields__ if getattr(was, f) != getattr(made, f)]
-    first = fields[0] if fields else "?"
-    return f"{first} was {str(getattr(was, first))[:80]}, and is {str(getattr(made, first))[:80]} when it is decided again"

@@ -22,7 +22,7 @@ from rollwire.streams.pack_step import NAME, VERSIONS
 from rollwire.streams.replay.aside import refusals_by, set_aside
 from rollwire.streams.replay.settings import Since, Spoken
 from rollwire.streams.replay.source import Source, partitions_of
-from rollwire.streams.replay.tally import Tally
+from rollwire.streams.replay.tally import Tally, difference
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 
@@ -101,8 +101,8 @@ class _Audit:
             self._tally.notes.append(
                 f"pack: {self._tally.checked['not followed']} decisions are older than what is left of groups"
             )
-        read_to = {TopicPartition("groups", p): at for p, at in self._read_to.items()}
-        self._tally.letters(refusals_by(self._log, NAME), self._refused, read_to, either_way=_EITHER_WAY)
+        read = {TopicPartition("groups", p): (begins[p], at) for p, at in self._read_to.items()}
+        self._tally.letters(refusals_by(self._log, NAME), self._refused, read, either_way=_EITHER_WAY)
         return self._tally.report()
 
     def _decisions(self, outcomes: Source) -> Iterator[Decided]:
@@ -254,7 +254,7 @@ class _Audit:
             differs = True
             lost = any(begins.values()) and not self._known(decided)
             kind = Found.HISTORY_GAP if lost else Found.OUTCOME_DIFFERS
-            why = "some of its groups are gone" if lost else _difference(event, again)
+            why = "some of its groups are gone" if lost else difference(event, again)
             self._tally.differs(record, f"{_name(event)}: {why}", kind)
         for key in made.keys() - decided.events.keys():
             event = made[key]
@@ -301,11 +301,3 @@ def _name(event: Event) -> str:
     if isinstance(event, PackedBatch):
         return f"the plan of step {event.step}, rank {event.rank}"
     return f"the fate of group {event.group_id}" if isinstance(event, GroupFate) else type(event).__name__
-
-
-def _difference(was: Event, made: Event | None) -> str:
-    if made is None:
-        return "it does not follow from its cut"
-    fields = [f for f in was.__struct_fields__ if getattr(was, f) != getattr(made, f)]
-    first = fields[0] if fields else "?"
-    return f"{first} was {str(getattr(was, first))[:80]}, and is {str(getattr(made, first))[:80]} when it is decided again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import blake3
 import msgspec
@@ -67,15 +67,16 @@ class Tally:
         self,
         recorded: Mapping[Place, tuple[str, Record]],
         replayed: Mapping[Place, str],
-        read_to: Mapping[TopicPartition, int],
+        read: Mapping[TopicPartition, tuple[int, int]],
         *,
         either_way: frozenset[str] = frozenset({_LATE}),
     ) -> None:
-        """Compares refusals by the record that was refused; `read_to`: how far the replay has read. Reasons `either_way`
+        """Compares refusals by the record that was refused; `read`: from where, and how far, the replay has read. Reasons `either_way`
         depend on the order in which inputs were read, which no cut says."""
         for place, (reason, record) in recorded.items():
             topic, partition, offset = place
-            if offset >= read_to.get(TopicPartition(topic, partition), 0):
+            first, following = read.get(TopicPartition(topic, partition), (0, 0))
+            if not first <= offset < following:
                 continue
             self.checked["dead-letters"] += 1
             if place not in replayed and reason not in either_way:
@@ -103,3 +104,25 @@ class Tally:
             notes=tuple(self.notes),
             digests=digests,
         )
+
+
+def difference(was: Event, made: Event | None) -> str:
+    """The first place where two events differ, in words."""
+    if made is None:
+        return "it does not follow from its cut"
+    if type(was) is not type(made):
+        return f"it was a {type(was).__name__}, and is a {type(made).__name__} when it is decided again"
+    where, before, after = _first("", was, made)
+    return f"{where} was {str(before)[:80]}, and is {str(after)[:80]} when it is decided again"
+
+
+def _first(where: str, was: Any, made: Any) -> tuple[str, Any, Any]:
+    if isinstance(was, msgspec.Struct) and type(was) is type(made):
+        for name in was.__struct_fields__:
+            if getattr(was, name) != getattr(made, name):
+                return _first(f"{where}.{name}".removeprefix("."), getattr(was, name), getattr(made, name))
+    if isinstance(was, tuple) and isinstance(made, tuple) and len(was) == len(made):
+        for index, (one, other) in enumerate(zip(was, made, strict=True)):
+            if one != other:
+                return _first(f"{where}[{index}]", one, other)
+    return where, was, made

@@ -59,7 +59,7 @@ else
     [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
   fi
   [ -x .venv/bin/python ] || "$uv" venv --quiet --python "$python" .venv
-  "$uv" pip install --python .venv/bin/python -c constraints.txt -e '.[train,registry,dev]'
+  "$uv" pip install --python .venv/bin/python -c constraints.txt -e '.[train,registry,lake,dev]'
   printf '%s\n' "$wanted" > "$stamp"
 fi
 

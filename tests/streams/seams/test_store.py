@@ -1,4 +1,4 @@
-"""One behaviour of the object store seam, for the twin in memory and for a real S3 server."""
+"""One behaviour of the object store seam, for the twin in memory, a folder, and a real S3 server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -25,16 +26,19 @@ from rollwire.schemas.errors import (
 )
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store_folder import FolderStore
 from rollwire.streams.seams.store_memory import MemoryStore
 from rollwire.streams.seams.store_s3 import S3Store
 
 DAY_US = 24 * 3600 * 1_000_000
 
 
-@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.system)])
-def store(request: pytest.FixtureRequest) -> ObjectStore:
+@pytest.fixture(params=["memory", "folder", pytest.param("s3", marks=pytest.mark.system)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "memory":
         return MemoryStore()
+    if request.param == "folder":
+        return FolderStore(tmp_path / "store")
     return live(request)
 
 
@@ -140,6 +144,30 @@ def test_an_old_object_is_put_again(request: pytest.FixtureRequest) -> None:
     assert first is not None
     assert second is not None
     assert second.modified_us == first.modified_us + 13 * 3600 * 1_000_000
+
+
+def test_an_old_file_gets_a_new_time(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, ManualClock(now_us() + DAY_US))
+    store.create("k", b"v")
+    first = store.head("k")
+    assert not store.create("k", b"v")
+    second = store.head("k")
+    assert first is not None
+    assert second is not None
+    assert second.modified_us > first.modified_us + DAY_US // 2
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../out", "a/../../out", "a//b", "a/"])
+def test_a_folder_takes_no_key_that_leads_out_of_it(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        FolderStore(tmp_path / "store").create(key, b"v")
+
+
+def test_what_a_killed_writer_left_is_no_object(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.create("a/k", b"v")
+    (tmp_path / "a" / ".part-0123").write_bytes(b"half")
+    assert [info.key for info in store.list("")] == ["a/k"]
 
 
 @pytest.mark.system

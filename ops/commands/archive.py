@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rollwire.ops.archive_metrics import ArchiveCounts, exposed
 from rollwire.ops.auditing import JsonFile, auditing, conclude
@@ -23,7 +23,7 @@ from rollwire.ops.signing import open_signer, open_trusted
 from rollwire.ops.stack import read_stack
 from rollwire.ops.stopping import stop_on_signals
 from rollwire.streams.archive.heads import trusted_keys
-from rollwire.streams.archive.run_archive import ArchiveConfig, Round, Told, archive_round, run_archive
+from rollwire.streams.archive.run_archive import ArchiveConfig, Round, Watch, archive_round, run_archive
 from rollwire.streams.findings import Report
 from rollwire.streams.seams.clock import SystemClock
 
@@ -86,7 +86,7 @@ def archive(
                     done=counts.add,
                 )
             return 0
-        with _progress() as told:
+        with _progress() as watch:
             one = archive_round(
                 past.live,
                 store,
@@ -96,7 +96,7 @@ def archive(
                 stop=stop,
                 wait_s=wait or 0.0,
                 trusted=trusted,
-                told=told,
+                watch=watch,
             )
     return conclude(_report(one), json)
 
@@ -114,22 +114,33 @@ def _report(one: Round) -> Report:
 
 
 @contextmanager
-def _progress() -> Iterator[Told]:
+def _progress() -> Iterator[Watch | None]:
     """Shown on a terminal only; on standard error, since standard output is the answer."""
     if not sys.stderr.isatty():
-        yield lambda _what, _records: None
+        yield None
         return
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}: {task.completed:,} records"),
-        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,} records"),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        tasks: dict[str, TaskID] = {}
+        yield _Bars(shown)
 
-        def told(what: str, records: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task("sealing" if what == "seal" else f"copying {what}", total=None)
-            shown.advance(tasks[what], records)
 
-        yield told
+class _Bars:
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._seal = shown.add_task("sealing", total=None)
+        self._copy = shown.add_task("copying", total=None, visible=False)
+
+    def sealed(self, records: int) -> None:
+        self._shown.advance(self._seal, records)
+
+    def planned(self, records: int) -> None:
+        self._shown.update(self._seal, visible=False)
+        self._shown.update(self._copy, total=records, visible=True)
+
+    def copied(self, records: int) -> None:
+        self._shown.advance(self._copy, records)

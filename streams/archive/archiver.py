@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -65,60 +65,68 @@ def archive_sealed(
     clock: Clock,
     stop: threading.Event,
     wait_s: float = 0.0,
-    progress: Callable[[str, int], None] = lambda _topic, _records: None,
+    planned: Callable[[int], None] = lambda _records: None,
+    progress: Callable[[int], None] = lambda _records: None,
 ) -> Copied:
     """Copies the segments of `sealed` that no stretch has, until `stop`. `log` is the live one.
 
     Records are checked against the segments' digests on the way: a segment that differs is a finding, and is not copied.
     `wait_s`: of a partition nothing is copied before its oldest new record has this age, so that stretches are not small.
-    `progress` is told the topic and how many records were looked at.
+    `planned` is told how many records there are to be copied, `progress` how many were since it was told last.
 
     Raises what log and store raise; what is copied by then stays, and is not copied again.
     """
     archive = Archive(store, name)
     done = Copied()
-    for partition, segments in sorted(sealed.segments.items()):
+    now_ms = clock.now_us() // 1_000
+    works = [
+        _Work(partition, segments, kept, now_ms - kept if kept > 0 else -1, now_ms - round(wait_s * 1_000))
+        for partition, segments in sorted(sealed.segments.items())
+        if (kept := archive_ms(partition.topic))
+    ]
+    planned(sum(work.records(archive) for work in works))
+    for work in works:
         if stop.is_set():
             break
-        kept = archive_ms(partition.topic)
-        if kept:
-            now_ms = clock.now_us() // 1_000
-            done += _copy_partition(
-                log,
-                store,
-                archive,
-                partition,
-                segments,
-                kept=kept,
-                oldest_ms=now_ms - kept if kept > 0 else -1,
-                ripe_ms=now_ms - round(wait_s * 1_000),
-                clock=clock,
-                stop=stop,
-                progress=progress,
-            )
+        done += _copy_partition(log, store, archive, work, clock=clock, stop=stop, progress=progress)
     return done
+
+
+class _Work(NamedTuple):
+    """A partition to copy."""
+
+    partition: TopicPartition
+    segments: Sequence[Segment]
+    kept: int  # `archive_ms`
+    oldest_ms: int  # what is from before is over its time already
+    ripe_ms: int  # what is from before waits no longer
+
+    def todo(self, archive: Archive, without: Collection[int] = ()) -> Iterator[Todo]:
+        def covered(position: int) -> int:
+            while (stretch := archive.covering(self.partition, position)) is not None:
+                position = stretch.next
+            return position
+
+        return to_copy(self.segments, covered, oldest_ms=self.oldest_ms, without=without)
+
+    def records(self, archive: Archive) -> int:
+        todo = list(self.todo(archive))
+        ripe = todo and todo[0].segments[0].first_ms <= self.ripe_ms
+        return sum(s.records for one in todo for s in one.segments) if ripe else 0
 
 
 def _copy_partition(
     log: Log,
     store: ObjectStore,
     archive: Archive,
-    partition: TopicPartition,
-    segments: Sequence[Segment],
+    work: _Work,
     *,
-    kept: int,
-    oldest_ms: int,
-    ripe_ms: int,
     clock: Clock,
     stop: threading.Event,
-    progress: Callable[[str, int], None],
+    progress: Callable[[int], None],
 ) -> Copied:
     done = Copied()
-
-    def covered(position: int) -> int:
-        while (stretch := archive.covering(partition, position)) is not None:
-            position = stretch.next
-        return position
+    partition, segments, kept = work.partition, work.segments, work.kept
 
     def put(key: str, records: int, size: int) -> None:
         nonlocal done
@@ -127,10 +135,10 @@ def _copy_partition(
 
     passed_over: set[int] = set()  # first offsets
     while not stop.is_set():
-        todo = next(to_copy(segments, covered, oldest_ms=oldest_ms, without=passed_over), None)
+        todo = next(work.todo(archive, passed_over), None)
         if todo is None:
             return done
-        if todo.segments[0].first_ms > ripe_ms:
+        if todo.segments[0].first_ms > work.ripe_ms:
             return done + Copied(waiting_ms=todo.segments[0].first_ms)
         try:
             begin, end = _extent(log, partition)
@@ -156,7 +164,7 @@ def _copy_partition(
                 clock=clock,
                 stop=stop,
                 put=put,
-                progress=lambda records: progress(partition.topic, records),
+                progress=progress,
             )
         except OffsetLost:
             continue  # retention went on: what is left of it is found by the next look

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,8 +25,27 @@ from rollwire.streams.seams.store import ObjectStore
 _logger = structlog.get_logger("rollwire.archive")
 _PASSES: Final = (DeadlineExceeded, LogUnavailable, StoreUnavailable)
 
-Told = Callable[[str, int], None]
-"""Told what is done ("seal", or the topic that is copied), and how many records were looked at since it was told last."""
+
+class Watch(Protocol):
+    """Is told how a round comes on."""
+
+    def sealed(self, records: int) -> None:
+        """So many more."""
+        ...
+
+    def planned(self, records: int) -> None:
+        """So many are to be copied."""
+        ...
+
+    def copied(self, records: int) -> None:
+        """So many more were looked at."""
+        ...
+
+
+class _Nobody:
+    def sealed(self, records: int) -> None: ...
+    def planned(self, records: int) -> None: ...
+    def copied(self, records: int) -> None: ...
 
 
 class ArchiveConfig(BaseModel):
@@ -71,7 +90,7 @@ def archive_round(
     wait_s: float = 0.0,
     trusted: Trusted | None = None,
     max_records: int = EPOCH_RECORDS,
-    told: Told = lambda _what, _records: None,
+    watch: Watch | None = None,
 ) -> Round:
     """One round. `log` is the live one; `known` what the round before found sealed; `trusted` whose heads are gone on from,
     by default the signer's own. `max_records`: of an epoch.
@@ -79,6 +98,7 @@ def archive_round(
     Raises what log and store raise, and what a head may that is not one to go on from: what is done by then stays done.
     """
     trusted = trusted_keys(signer.public) if trusted is None else trusted
+    watch = watch or _Nobody()
     known = sealed(store, name, trusted=trusted, known=known)
     over = find_due(store, name, known, clock.now_us(), trusted)
     heads: list[Head] = []
@@ -99,7 +119,7 @@ def archive_round(
                 archived=holds,
                 trusted=trusted,
                 max_records=max_records,
-                progress=lambda records: told("seal", records),
+                progress=watch.sealed,
             )
             if head is None:
                 return
@@ -110,7 +130,15 @@ def archive_round(
     deleted = delete_due(store, over)  # a head names it by now: it is not missing without a reason
     known = sealed(store, name, trusted=trusted, known=known)
     copied = archive_sealed(
-        log, store, name=name, sealed=known, clock=clock, stop=stop, wait_s=wait_s, progress=told
+        log,
+        store,
+        name=name,
+        sealed=known,
+        clock=clock,
+        stop=stop,
+        wait_s=wait_s,
+        planned=watch.planned,
+        progress=watch.copied,
     )
     if copied.stretches:
         seal(NOTHING_DUE)  # what was copied just now nobody can take out unseen

@@ -53,6 +53,20 @@ class World:
         )
 
 
+class Watching:
+    def __init__(self) -> None:
+        self.told: Counter[str] = Counter()
+
+    def sealed(self, records: int) -> None:
+        self.told["sealed"] += records
+
+    def planned(self, records: int) -> None:
+        self.told["planned"] += records
+
+    def copied(self, records: int) -> None:
+        self.told["copied"] += records
+
+
 @pytest.fixture
 def world() -> World:
     return World()
@@ -74,13 +88,9 @@ def test_a_round_seals_copies_and_says_what_it_holds(world: World) -> None:
 
 def test_a_long_log_is_sealed_in_several_epochs(world: World) -> None:
     world.write("rollouts", 2_000)
-    told: Counter[str] = Counter()
-
-    def count(what: str, records: int) -> None:
-        told[what] += records
-
-    one = world.round(told=count, max_records=400)
-    assert told == {"seal": 2_000, "rollouts": 2_000}
+    watch = Watching()
+    one = world.round(watch=watch, max_records=400)
+    assert watch.told == {"sealed": 2_000, "planned": 2_000, "copied": 2_000}
     assert len(one.heads) > 2
     assert one.sealed.head is not None
     assert sum(p.records for p in one.sealed.head.partitions) == one.copied.records == 2_000

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from rollwire.consumers.ledger import count_ledger
 from rollwire.consumers.trainer.arithmetic import run_arithmetic_trainer
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import BATCHES, History, read_history
-from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of
+from rollwire.consumers.trainer.sums import NOTHING, Sums, fold, state_of, sums_of
 from rollwire.consumers.weights.paths import delta_step, plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import load_version
@@ -203,8 +206,40 @@ def check_weights(world: World) -> None:
             assert StateDigest.of(load_version(world.store, [delta_step(version)], base)).hex == want
 
 
+def check_lineage(world: World, given_up: str, tmp_path: Path) -> None:
+    """What `audit lineage` says: the newest version's way leads around what was given up, and its bits count what it names."""
+    where = ["--dir", str(world.stack.dir), "--prefix", world.prefix]
+    out, picture = tmp_path / "lineage.json", tmp_path / "lineage.html"
+
+    def asked(*question: str) -> dict[str, Any]:
+        assert run(["audit", "lineage", *question, "--json", str(out), *where]) == 0
+        answer: dict[str, Any] = json.loads(out.read_bytes())["answer"]
+        return answer
+
+    history = world.history()
+    newest = asked("--version", str(world.newest), "--picture", str(picture))
+    assert newest["line"] == [0, *(step.version for step in history.line(world.newest))]
+    assert [(one["replica"], one["until_us"]) for one in newest["served"]] == [("f-0", None)]
+    assert picture.read_text().startswith("<!doctype html>")
+    state = load_version(world.store, plan_path(history.versions, (), None, world.newest), None)
+    named = sum(
+        one["trained"] is True
+        for number in newest["line"]
+        for group in asked("--version", str(number))["groups"]
+        for one in group["rollouts"]
+    )
+    assert named == sums_of(dict(state)).trained > 0
+    last = newest["groups"][0]["rollouts"][0]["rollout_id"]
+    assert [one["trained"] for one in asked("--rollout", last)["reached"]] == [[world.newest]]
+    (group,) = asked("--rollout", f"{given_up}.0")["groups"]
+    assert (group["reason"], group["planned"], group["made"]) == ("lineage_abandoned", None, None)
+    assert run(["audit", "lineage", "--version", "9999", *where]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        run(["audit", "lineage", *where])
+
+
 def test_training_goes_on_from_an_older_version_and_the_books_add_up(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trainer = world.trainer()
     fleet = WeightSubscriber(world.client("fleet"), world.store, fleet="f", replica="f-0", lineage=LINEAGE)
@@ -278,5 +313,6 @@ def test_training_goes_on_from_an_older_version_and_the_books_add_up(
     for number in (first.version, second):
         where = ["--dir", str(world.stack.dir), "--prefix", world.prefix]
         assert run(["weights", "verify", str(number), *where]) == 0
+    check_lineage(world, given_up[0], tmp_path)
     assert world.revert(world.newest) == 1
     assert "is the newest" in capsys.readouterr().err

@@ -97,6 +97,7 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "C76": Case("giant, nested and zipped bodies", "refused before memory is spent; good requests go on", "maximhq/bifrost#5782, dotnet/aspnetcore#67688"),
         "C78": Case("silence is data too", "counted by outcome class; below the floor nothing is trained on, and an event says why", "Cursor, Improving Composer through real-time RL, 2026-03-26"),
         "C84": Case("a claim in the cache, its outage, a crash", "the cache is a hint: never \"repeat\" for its error, never lost for a claim", "koala73/worldmonitor#4990, RedHatInsights/notifications-backend#4287, agentscope-java#3175"),
+        "C86": Case("an audit that checks only the ends", "the first bad position is named; cut tails and forks by signed heads kept elsewhere", "immudb GHSA-672p-m5jq-mrh8"),
     },
     "zstandard": {
         "C79": Case("a second frame is thrown away", "all bytes, or an error", "indygreg/python-zstandard#59, urllib3#3022"),

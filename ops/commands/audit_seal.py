@@ -26,6 +26,7 @@ def seal(
     once: Annotated[bool, Parameter(negative=())] = False,
     every: float = 60.0,
     public_key: tuple[Path, ...] = (),
+    lock_days: float = 0.0,
     json: JsonFile = None,
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,
@@ -45,6 +46,8 @@ def seal(
         Seconds between two epochs.
     public_key
         Public keys (PEM) that earlier epochs were signed by, where the key was changed since; the signer's own counts always.
+    lock_days
+        For so many days nobody can delete or replace what is sealed, not its owner either; where the bucket has an object lock.
     """
     with (
         auditing(),
@@ -53,6 +56,7 @@ def seal(
         signer, clock = open_signer(dir), SystemClock()
         trusted = {**(open_trusted(dir, public_key) if public_key else {}), **trusted_keys(signer.public)}
         past.store.probe()
+        lock_s = lock_days * 86_400
         out = console()
         heads: list[Head] = []
 
@@ -87,6 +91,7 @@ def seal(
                 stop=stop,
                 every_s=every,
                 trusted=trusted,
+                lock_s=lock_s,
                 sealed=sealed,
             )
         return conclude(

@@ -42,7 +42,7 @@ from rollwire.streams.archive.sealed import (
 from rollwire.streams.archive.tree import root_of
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
-from rollwire.streams.seams.store import ObjectStore
+from rollwire.streams.seams.store import HoldingStore, ObjectStore
 
 EPOCH_RECORDS: Final = 1_000_000
 """More is left for the next epoch: what a sealer holds in memory is bounded by it."""
@@ -75,14 +75,16 @@ def seal_epoch(
     archived: Sequence[OffsetRange] = (),
     trusted: Trusted | None = None,
     max_records: int = EPOCH_RECORDS,
+    lock_s: float = 0.0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Head | None:
     """Seals all decided records behind the newest head; None where there are none, and nothing else to say.
 
     `topics`: by default those of the catalogue that exist. `expired`: what policies deleted since. `archived`: what the
     archive holds by now (of a partition that is not named: what it held before); from then on nobody can take it out
-    unseen. `trusted`: whose heads are gone on from; by default the signer's own. `progress` is told how many records were
-    read since it was told last.
+    unseen. `trusted`: whose heads are gone on from; by default the signer's own. `lock_s`: for so long nobody can delete the
+    epoch's objects, where the store has an object lock. `progress` is told how many records were read since it was told
+    last.
 
     Raises `HeadInvalid`, `KeyUnknown` or `SignatureInvalid` where the newest head is not one to go on from, and what log
     and store raise.
@@ -97,9 +99,13 @@ def seal_epoch(
         if not gathered.segments and not expired and in_archive == was_held:
             return None
         try:
-            return _write(store, signer, name, newest, gathered, tuple(expired), in_archive, clock)
+            head = _write(store, signer, name, newest, gathered, tuple(expired), in_archive, clock)
         except ObjectConflict:
             _logger.info("seal.raced", name=name, epoch=newest.epoch + 1 if newest else 1)
+            continue
+        if lock_s:
+            _lock(store, head, head.sealed_us + round(lock_s * 1e6))
+        return head
     raise ObjectConflict(
         f"{_RACES} epochs of {name!r} were sealed by somebody else meanwhile: let one sealer run"
     )
@@ -116,6 +122,7 @@ def run_sealer(
     every_s: float = 60.0,
     topics: Sequence[str] | None = None,
     trusted: Trusted | None = None,
+    lock_s: float = 0.0,
     sealed: Callable[[Head], None] = lambda _: None,
 ) -> None:
     """Seals every `every_s` seconds until `stop`; what is there at the end is sealed as well. `sealed` is told of each
@@ -124,7 +131,7 @@ def run_sealer(
         last = stop.is_set()
         try:
             while head := seal_epoch(
-                log, store, signer, name=name, clock=clock, topics=topics, trusted=trusted
+                log, store, signer, name=name, clock=clock, topics=topics, trusted=trusted, lock_s=lock_s
             ):
                 sealed(head)
                 if stop.is_set() and not last:
@@ -136,6 +143,12 @@ def run_sealer(
         if last:
             return
         stop.wait(every_s)
+
+
+def _lock(store: ObjectStore, head: Head, until_us: int) -> None:
+    keys = (head.table.key, head.marks.key, head_key(head.name, head.epoch))
+    if not isinstance(store, HoldingStore) or not all(store.hold(key, until_us) for key in keys):
+        _logger.warning("seal.not_locked", epoch=head.epoch, advice="switch on the bucket's object lock")
 
 
 def _held(before: Sequence[OffsetRange], now: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:

@@ -7,7 +7,7 @@ Objects are content-addressed and never changed; all writes are create-only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class ObjectInfo(NamedTuple):
@@ -54,4 +54,13 @@ class PurgingStore(ObjectStore, Protocol):
 
         Raises `StoreUnavailable` where that cannot be done or seen (no right to list versions, an object lock).
         """
+        ...
+
+
+@runtime_checkable
+class HoldingStore(ObjectStore, Protocol):
+    """A store that may keep objects from being deleted or replaced by anybody: S3's object lock."""
+
+    def hold(self, key: str, until_us: int) -> bool:
+        """Locks the object until then; nobody can take that back. False: the bucket has no object lock, nothing is done."""
         ...

@@ -12,6 +12,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
@@ -208,6 +209,38 @@ class S3Store:
                 return found
             request["KeyMarker"] = page.get("NextKeyMarker", "")
             request["VersionIdMarker"] = page.get("NextVersionIdMarker", "")
+
+    def hold(self, key: str, until_us: int) -> bool:
+        # Asked first: a store that does not know of locks takes a request for one for a put of the object.
+        if not self._locks():
+            return False
+        until = datetime.fromtimestamp(until_us / 1e6, UTC)
+        self._call(
+            f"locking {key!r}",
+            partial(
+                self._client.put_object_retention,
+                Bucket=self._bucket,
+                Key=key,
+                Retention={"Mode": "COMPLIANCE", "RetainUntilDate": until},
+                ChecksumAlgorithm="SHA256",
+            ),
+        )
+        return True
+
+    def _locks(self) -> bool:
+        """Asked each time: object lock may be switched on at any time."""
+        try:
+            answer = self._call(
+                f"asking whether bucket {self._bucket!r} has an object lock",
+                partial(self._client.get_object_lock_configuration, Bucket=self._bucket),
+            )
+        except ObjectMissing:
+            return False  # AWS: no configuration of it
+        except StoreUnavailable as failure:
+            if isinstance(failure.__cause__, ClientError) and _status(failure.__cause__) in _REFUSED:
+                return False  # a store that does not know locks has none
+            raise
+        return answer.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
 
     def probe(self) -> None:
         key = f".rollwire/probe/{secrets.token_hex(16)}"

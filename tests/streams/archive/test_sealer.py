@@ -255,3 +255,28 @@ def test_a_running_sealer_seals_what_is_there_when_it_is_stopped() -> None:
         sealed=lambda head: sealed_one(head) if not heads else heads.append(head),
     )
     assert [head.partitions[0].records for head in heads] == [10, 15]
+
+
+class LockedStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, int] = {}
+
+    def hold(self, key: str, until_us: int) -> bool:
+        assert self.head(key) is not None
+        self.held[key] = until_us
+        return True
+
+
+def test_what_is_sealed_is_locked_where_that_is_asked_for() -> None:
+    log, store = log_of(ManualClock()), LockedStore()
+    write(log, 3)
+    assert seal(log, store) is not None
+    assert store.held == {}
+    write(log, 3)
+    head = seal(log, store, lock_s=60.0)
+    assert head is not None
+    assert store.held == dict.fromkeys((head.table.key, head.marks.key, head_key("run", 2)), 60_000_005)
+    write(log, 3)
+    plain = MemoryStore()
+    assert seal(log, plain, lock_s=60.0) is not None  # without locks it is sealed all the same

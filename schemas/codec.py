@@ -245,10 +245,16 @@ def decode(topic: str, value: bytes | None, headers: Headers, key: bytes | None 
     return checked(decode_value(value, schema, start), schema, headers, key)
 
 
-def checked(event: Event, schema: Schema, headers: Headers, key: bytes | None = None) -> Event:
+def checked(
+    event: Event,
+    schema: Schema,
+    headers: Headers,
+    key: bytes | None = None,
+    meaning: Callable[[Any], None] = validate,
+) -> Event:
     """The event of a value that was decoded, with its meaning, its headers and (where it is given) its key checked.
     Raises `Refused`."""
-    validate(event)
+    meaning(event)
     _check_headers(event, schema, headers)
     if key is not None:
         wanted = schema.key_of(event).encode()

@@ -489,3 +489,10 @@ _CHECKS: Final[dict[type[r.Event], Callable[[Any], None]]] = {
 def validate(event: r.Event) -> None:
     """Raises `Refused` where the event contradicts itself. Its fields must have their declared types already."""
     _CHECKS[type(event)](event)
+
+
+def validate_finite(event: r.Rollout) -> None:
+    """As `validate`, of a rollout whose logprobs are known to be finite if their length is right: see `known_finite`."""
+    _rollout(event, finite=True)
+    if isinstance(event, r.ProductionRollout):
+        check_production(event)

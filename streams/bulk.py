@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -18,7 +18,9 @@ from rollwire.schemas.codec import Schema, checked, schema_for
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.framing import MARKER
 from rollwire.schemas.limits import SCAN_ABOVE
-from rollwire.schemas.records import Event
+from rollwire.schemas.records import Event, Rollout
+from rollwire.schemas.validate import validate, validate_finite
+from rollwire.schemas.validate_arrays import known_finite
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log import Record
 
@@ -67,22 +69,30 @@ class BulkDecoder:
         good = good_K.tolist()
         self._out[:_HEAD] = np.frombuffer(b"\xdd" + sum(good).to_bytes(4, "big"), np.uint8)
         try:
-            events = iter(bulk.decoder.decode(self._out[: _HEAD + size].data))
+            decoded = bulk.decoder.decode(self._out[: _HEAD + size].data)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return list(map(_single, records))
-        schema, found = bulk.schema, list[Event | Refused]()
+        schema, events, meaning = bulk.schema, iter(decoded), _meaning(decoded)
+        found: list[Event | Refused] = []
         for record, fine in zip(records, good, strict=True):
             if not fine:
                 found.append(_single(record))
                 continue
             try:
-                found.append(checked(next(events), schema, record.headers, record.key or b""))
+                found.append(checked(next(events), schema, record.headers, record.key or b"", meaning))
             except Refused as refused:
                 found.append(refused)
         return found
 
 
 _topic = attrgetter("topic")
+_logprobs = attrgetter("logprobs")
+
+
+def _meaning(events: Sequence[Event]) -> Callable[[Any], None]:
+    """What checks each of them: one look at all logprobs costs what one look at those of each does."""
+    known = bool(events) and isinstance(events[0], Rollout) and known_finite(list(map(_logprobs, events)))
+    return validate_finite if known else validate
 
 
 def _single(record: Record) -> Event | Refused:

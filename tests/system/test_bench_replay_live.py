@@ -23,7 +23,7 @@ def test_every_part_gives_its_ratio_and_its_rates(stack: StackInfo, prefix: str)
     assert len(found) == len(figures)
     for size in ("1kb", "100kb"):
         bare = found[f"replay.bare_{size}_per_s"].value
-        for side in ("records", "events", "verify"):
+        for side in ("records", "events", "verify", "export"):
             rate = found[f"replay.{side}_{size}_per_s"]
             assert rate.baseline == bare
             assert (rate.ratio or 0) > 0

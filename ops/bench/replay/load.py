@@ -1,6 +1,6 @@
 """What `rollwire bench replay` reads: rollouts of 1 kB and of 100 kB, with their CloudEvents headers, in all partitions.
 
-They are valid events and hold random tokens and logprobs, which do not compress: what is read is what was sampled.
+They are valid events and hold random tokens and logprobs, which do not compress; few share them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rollwire.streams.seams.log_kafka import KafkaLog
 TOPIC: Final = "rollouts"
 _AT_US: Final = 1_767_225_600_000_000
 _KINDS: Final = 2  # rollouts and rewards, one after the other
+_DRAWN_TOKENS: Final = 100_000  # of the rollouts that are held at a time, over their group's size
 
 
 class Size(NamedTuple):
@@ -65,17 +66,21 @@ def filled(bootstrap: str, prefix: str, size: Size, *, seed: int) -> Source:
     """Makes the topic under `prefix`, and writes the rollouts."""
     apply_topics(bootstrap, prefix, topics={TOPIC: TOPICS[TOPIC]})
     log = KafkaLog(bootstrap, prefix, client_id="rollwire-bench")
-    load = Load(size.name, size.tokens, size.groups)
-    generator = Generator(load, at_us=_AT_US, seed=seed)
     writer = log.writer()
     try:
-        value_bytes = fill(writer, _rollouts(generator, size.groups, log.partitions(TOPIC)))
+        value_bytes = fill(writer, _rollouts(size, log.partitions(TOPIC), seed))
     finally:
         writer.close()
     ends = log.end_offsets([TopicPartition(TOPIC, p) for p in range(log.partitions(TOPIC))])
     return Source(bootstrap, prefix, size, ends, value_bytes)
 
 
-def _rollouts(generator: Generator, groups: int, partitions: int) -> Iterator[list[Outgoing]]:
-    for records in balanced(generator, groups, partitions):
-        yield records[::_KINDS]
+def _rollouts(size: Size, partitions: int, seed: int) -> Iterator[list[Outgoing]]:
+    """Groups of rollouts, some at a time: each time others are drawn."""
+    most = max(partitions, _DRAWN_TOKENS // size.tokens)
+    for first in range(0, size.groups, most):
+        count = min(most, size.groups - first)
+        load = Load(size.name, size.tokens, count)
+        generator = Generator(load, at_us=_AT_US, seed=seed + first, templates=count)
+        for records in balanced(generator, count, partitions):
+            yield records[::_KINDS]

@@ -5,6 +5,7 @@ replay.verify_ratio_1kb, .verify_ratio_100kb   records a second of `audit verify
 replay.decode_ratio            the same of decoding 1 kB records to events with all checks
 replay.decode_ratio_100kb      of 100 kB records
 replay.records_ratio_1kb, .records_ratio_100kb   of reading records through `scan` and decoding none
+export.ratio, .ratio_100kb     of `audit export` into a folder; a lake is held against the topic row by row before it is measured
 replay.<side>_<size>_per_s     these rates; `bare_batches` reads by `consume()` as many at a time as `scan`
 rebuild.deltas_ratio           a lineage of 50 versions of 100 MB, rebuilt and checked: seconds of fetching the same objects with
                                the same client over its seconds (`weights.py`)
@@ -27,6 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollwire.consumers.audit.rebuild_past import TOPICS as REBUILT
 from rollwire.ops.bench.replay import reading, weights
+from rollwire.ops.bench.replay.exporting import check_export, exported
 from rollwire.ops.bench.replay.figures import Side, rate_figures, ratio, rounds
 from rollwire.ops.bench.replay.load import FULL, QUICK, Size, Sizes, Source, filled
 from rollwire.ops.bench.replay.sealing import SealedSource
@@ -107,6 +109,10 @@ def _sides(source: Source, part: Part, store: ObjectStore) -> tuple[dict[str, Si
     if part in ("all", "decode"):
         sides["events"] = reading.events
         ratios["replay.decode_ratio" if size == "1kb" else f"replay.decode_ratio_{size}"] = "events"
+    if part in ("all", "export"):
+        check_export(source)
+        sides["export"] = exported
+        ratios["export.ratio" if size == "1kb" else f"export.ratio_{size}"] = "export"
     return sides, ratios
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from rollwire.consumers.audit.versions import carried_by, is_there, size_of
+from rollwire.consumers.audit.versions import VersionBook, carried_by, is_there, size_of
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
     Event,
@@ -70,11 +70,6 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return not self.topics
 
 
-class _Group(NamedTuple):
-    lineage: str
-    model: str
-
-
 class Traced:
     """A fold over records, topic by topic in the order of `NAMED`, `KEYED`, `VERSIONED`. No I/O."""
 
@@ -88,11 +83,9 @@ class Traced:
         self._judged: set[bytes] = (
             set()
         )  # group ids, as keys, of rollouts that the person said something about
-        self._groups: dict[bytes, _Group | None] = {}
-        self._trained: set[tuple[str, int]] = set()  # (group's lineage, version made)
-        self._steps: set[tuple[str, int]] = set()  # (lineage, version) of steps that trained, not of reverts
-        self._versions: dict[str, dict[int, WeightVersion]] = {}
-        self._fleets: dict[tuple[str, str], FleetStatus] = {}
+        self._groups: dict[bytes, str | None] = {}  # the lineage that sampled a group, where that is known
+        self._kept: list[tuple[str, GroupFate]] = []  # with the group's lineage
+        self._book = VersionBook()
 
     def add(self, record: Record) -> None:
         if record.value is None or deletes(record):
@@ -110,17 +103,13 @@ class Traced:
                 if event.sealed is not None and event.sealed.subject == self.subject:
                     self.rollouts[event.rollout_id] = None
                     self._sealed(event.sealed)
-                self._groups[event.group_id.encode()] = _Group(event.lineage, event.model)
+                self._groups[event.group_id.encode()] = event.lineage
             case GroupFate() as event:
-                group = self._groups.get(event.group_id.encode())
-                if event.fate == "kept" and event.for_version is not None and group is not None:
-                    self._trained.add((group.lineage, event.for_version + 1))
-            case TrainStep() as event if "revert_to" not in event.settings:
-                self._steps.add((event.lineage, event.version))
-            case WeightVersion() as event:
-                self._versions.setdefault(event.lineage, {})[event.version] = event
-            case FleetStatus() as event:
-                self._fleets[event.fleet, event.replica] = event
+                lineage = self._groups.get(event.group_id.encode())
+                if event.fate == "kept" and lineage is not None:
+                    self._kept.append((lineage, event))
+            case TrainStep() | WeightVersion() | FleetStatus() as event:
+                self._book.add(record, event)
             case _:
                 pass
         if record.topic in KEYED and record.key in self._groups:
@@ -144,9 +133,11 @@ class Traced:
 
     def reach(self) -> Reach:
         lineages: list[Lineage] = []
-        digests: dict[tuple[int, str], None] = {}
-        for lineage, versions in sorted(self._versions.items()):
-            trained = sorted(v for of, v in self._trained & self._steps if of == lineage and v in versions)
+        wanted: dict[int, set[str]] = {}
+        made = {(lineage, self._book.made_by(lineage, fate)) for lineage, fate in self._kept}
+        for lineage in sorted(self._book.versions):
+            versions = self._book.of(lineage)
+            trained = sorted(v for of, v in made if of == lineage and v is not None and v in versions)
             carried = carried_by(trained, versions)
             if carried:
                 newest = max(versions)
@@ -156,12 +147,9 @@ class Traced:
                         lineage=lineage, model=model, trained=tuple(trained), carried=carried, newest=newest
                     )
                 )
-                digests.update({(v, versions[v].state_digest): None for v in carried})
-        served = sorted(
-            (s.fleet, s.replica, s.version)
-            for s in self._fleets.values()
-            if (s.version, s.state_digest) in digests
-        )
+                for v in carried:
+                    wanted.setdefault(v, set()).add(versions[v].state_digest)
+        served = [one.said for one in self._book.served(wanted) if one.until_us is None]
         return Reach(
             subject=self.subject,
             topics=dict(sorted(self.topics.items())),
@@ -169,7 +157,7 @@ class Traced:
             rollouts=tuple(self.rollouts),
             generations=self._generations,
             lineages=tuple(lineages),
-            served=tuple(Served(fleet=f, replica=r, version=v) for f, r, v in served),
+            served=tuple(Served(fleet=s.fleet, replica=s.replica, version=s.version) for s in served),
         )
 
 

@@ -41,8 +41,7 @@ def test_every_case_says_what_must_hold_and_where_it_was_reported() -> None:
     for cases in CASES.values():
         for case_id, case in cases.items():
             assert re.fullmatch(r"C\d\d", case_id)
-            assert "#" in case.source or re.search(
-                r"\d{4}-\d\d-\d\d", case.source
-            )  # an issue, or a dated report
+            # An issue, a dated report, or an advisory.
+            assert "#" in case.source or re.search(r"\d{4}-\d\d-\d\d|GHSA(-[0-9a-z]{4}){3}", case.source)
             assert case.title
             assert case.expected

@@ -358,11 +358,13 @@ class Tracer:
             f"{one[:13]} ({ranges(numbers)})" for one, numbers in self._book.versions.items() if one != name
         ]
         more = f"; other lineages: {', '.join(others)}" if others else ""
-        self._find(
-            Kind.VERSION_UNKNOWN,
-            f"version {version} of lineage {name or '(none)'}",
-            f"it was never published: {said}{more}",
-        )
+        where = f"version {version} of lineage {name or '(none)'}"
+        if known and 0 <= version < max(known):  # numbers have no holes, and begin with 0
+            self._find(
+                Kind.HISTORY_GAP, where, f"its event is neither in the log nor in the archive: {said}{more}"
+            )
+        else:
+            self._find(Kind.VERSION_UNKNOWN, where, f"it was never published: {said}{more}")
 
     def _unknown_event(self, asked: str, why: str) -> None:
         self._find(

@@ -256,6 +256,15 @@ def test_what_is_not_known_is_a_finding() -> None:
     assert kinds(Tracer(simulation.log, None).person("ab" * 16)) == [Kind.EVENT_UNKNOWN]
 
 
+def test_a_version_whose_event_is_gone_was_published_all_the_same() -> None:
+    simulation = simulated(with_versions(2))
+    place, second = TopicPartition("weight-versions", 0), simulation.laws.stands[1]
+    simulation.log.trim(place, second)
+    answer = Tracer(simulation.log, None).version(0)
+    assert [one.kind for one in answer.report.findings] == [Kind.HISTORY_GAP]
+    assert [one.version for one in Tracer(simulation.log, None).version(1).versions] == [1]
+
+
 def test_an_empty_log_answers_as_well() -> None:
     answer = Tracer(MemoryLog({"weight-versions": 1}), None).version(0)
     assert [one.kind for one in answer.report.findings] == [Kind.VERSION_UNKNOWN]

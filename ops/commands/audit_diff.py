@@ -59,6 +59,7 @@ def show(compared: Diff, a: str, b: str) -> None:
     if compared.plans is not None:
         plans = compared.plans
         counts.add_row("plans", f"{plans.a:,}", f"{plans.b:,}", f"{plans.same:,}")
+        counts.add_row("plans of the same groups", "", "", f"{plans.same_groups:,}")
         counts.add_row("sequences", f"{plans.sequences_a:,}", f"{plans.sequences_b:,}", "")
         counts.add_row("tokens", f"{plans.tokens_a:,}", f"{plans.tokens_b:,}", "")
     if compared.rewards_a or compared.rewards_b:
@@ -72,7 +73,7 @@ def show(compared: Diff, a: str, b: str) -> None:
         fates.add_row(row.decided_by, row.fate, row.reason, f"{row.a:,}", f"{row.b:,}", more)
     out.print(fates)
     if compared.plans is not None and compared.plans.first is not None:
-        out.print(f"plans differ from step {compared.plans.first} on")
+        out.print(f"plans have other groups from step {compared.plans.first} on")
     for name, moved in (("groups with another fate", compared.moved), ("rewards", compared.rescored)):
         _show_moved(name, moved, a, b)
     out.print("equal" if compared.equal else "they differ")

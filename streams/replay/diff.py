@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     """Of one step, over all ranks."""
 
     digest: str
-    groups: int
+    group_ids: tuple[str, ...]
     sequences: int
     tokens: int
 
@@ -96,7 +96,7 @@ class Outcomes:
                 self.rewards.setdefault(event.rollout_id, event.reward)
             case PackedBatch() if event.rank == 0:
                 self.plans[event.step] = Plan(
-                    event.plan_digest, len(event.group_ids), event.total_sequences, event.total_tokens
+                    event.plan_digest, event.group_ids, event.total_sequences, event.total_tokens
                 )
             case _:
                 pass
@@ -134,12 +134,13 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 class PlansDiff(msgspec.Struct, frozen=True, kw_only=True):
     a: int
     b: int
-    same: int  # of the same digest
+    same_groups: int  # with the same groups in the same order
+    same: int  # of the same digest: the same layout and limits too
     sequences_a: int
     sequences_b: int
     tokens_a: int
     tokens_b: int
-    first: int | None  # step that is planned in another way, or in one of them only
+    first: int | None  # step that has other groups, or is planned in one of them only
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,11 +218,13 @@ def _rows(a: Iterable[Fate], b: Iterable[Fate]) -> tuple[Row, ...]:
 
 def _plans(a: dict[int, Plan], b: dict[int, Plan]) -> PlansDiff:
     steps = sorted(a.keys() | b.keys())
-    other = [step for step in steps if a.get(step) != b.get(step)]
+    both = [(a[step], b[step]) for step in steps if step in a and step in b]
+    other = [s for s in steps if s not in a or s not in b or a[s].group_ids != b[s].group_ids]
     return PlansDiff(
         a=len(a),
         b=len(b),
-        same=len(steps) - len(other),
+        same_groups=len(steps) - len(other),
+        same=sum(one.digest == two.digest for one, two in both),
         sequences_a=sum(plan.sequences for plan in a.values()),
         sequences_b=sum(plan.sequences for plan in b.values()),
         tokens_a=sum(plan.tokens for plan in a.values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -46,8 +46,9 @@ class Spoken:
                 values = json.loads(told.config)[section]
                 since = Since(told.at_us, values, model, told.lineage)
                 self._by.setdefault(told.processor, []).append(since)
-        for spoken in self._by.values():
-            spoken.sort(key=lambda one: one.from_us)
+        for processor, spoken in self._by.items():
+            # Where it is said again (by other code, say), nothing is decided in another way from then on.
+            self._by[processor] = _changed(sorted(spoken, key=lambda one: one.from_us))
 
     def since(self, processor: str, lineage: str | None = None) -> list[Since]:
         """All that a processor decided by, ascending. Empty where it never said so."""
@@ -94,6 +95,10 @@ class Spoken:
             first = error.errors()[0]
             where = ".".join((section, *map(str, first["loc"])))
             raise ConfigError(f"{where}: {first['msg']}") from error
+
+
+def _changed(said: Sequence[Since]) -> list[Since]:
+    return [one for i, one in enumerate(said) if i == 0 or one[1:] != said[i - 1][1:]]
 
 
 def read_spoken(log: Log, changes: Mapping[str, Any] | None = None) -> Spoken:

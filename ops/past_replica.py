@@ -56,10 +56,11 @@ def past_version(store: ObjectStore, past: Past, version: int) -> PastVersion:
             f"version {version} was never published in lineage {past.lineage}; known are {min(past.versions)} to {past.newest}"
         )
     with closing(DeltaRebuild(store, past)) as deltas:
-        made = next(deltas.versions([version]))
-    if made.state is None:
+        (made,) = deltas.versions([version])
+        state = deltas.state
+    if made.digest is None or state is None:
         raise ObjectMissing("; ".join(f"{finding.where}: {finding.detail}" for finding in made.findings))
-    return PastVersion(made.event, made.state)
+    return PastVersion(made.event, state)
 
 
 def write_folder(folder: Path, store: ObjectStore, past: Past, version: PastVersion) -> None:

@@ -10,9 +10,11 @@ snapshot too, blake3 of every tensor is the one that the snapshot's manifest say
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
+from rollwire.consumers.audit.rebuild_anchor import load_snapshot
 from rollwire.consumers.audit.rebuild_past import Past
 from rollwire.consumers.weights.fetched import FetchedStore
 from rollwire.consumers.weights.manifest import Manifest, check_tensors
@@ -21,18 +23,18 @@ from rollwire.consumers.weights.reader import (
     anchor_manifest,
     check_result,
     explain_base,
-    load_anchor,
     named,
     read_manifest,
     read_shards,
 )
 from rollwire.consumers.weights.staging import objects_of
 from rollwire.kernels.delta.apply import DeltaStage
-from rollwire.kernels.digest import StateDigest, tensor_blake3
+from rollwire.kernels.digest import tensor_blake3
 from rollwire.kernels.tensors import State
 from rollwire.schemas.errors import (
     BaseMismatch,
     DeltaCorrupt,
+    DigestMismatch,
     FormatUnknown,
     ObjectMissing,
     StateMismatch,
@@ -46,18 +48,23 @@ AHEAD: Final = 256
 """Versions whose objects are asked for at once."""
 
 
+CHAINED: Final = 16
+"""Versions that are made in one pass over the state, at most."""
+
+
 class ByDeltas(NamedTuple):
-    """One version. `state` is valid until the next one is asked for, and is not to be written to."""
+    """One version."""
 
     event: WeightVersion
-    state: State | None  # None: no way led there; `findings` say why
-    digest: StateDigest | None
+    digest: (
+        str | None
+    )  # of the result, which is the published one; None: no way led there, `findings` say why
     way: tuple[PathStep, ...]
     findings: tuple[Finding, ...]
 
     @property
     def equal(self) -> bool:
-        return self.state is not None and not self.findings
+        return self.digest is not None and not self.findings
 
 
 class _Planned(NamedTuple):
@@ -84,17 +91,58 @@ class DeltaRebuild:
     def close(self) -> None:
         self._store.close()
 
+    @property
+    def state(self) -> State | None:
+        """The weights of the last version, once `versions` has ended; not to be written to. None: no way led there."""
+        return None if self._stage is None else self._stage.done().state
+
     def versions(self, wanted: Sequence[int]) -> Iterator[ByDeltas]:
         """Each of `wanted`, which are published, in this order. Raises `StoreUnavailable`."""
         planned: deque[_Planned] = deque()
-        for index, version in enumerate(wanted):
+        index = 0
+        while index < len(wanted):
             if not planned:
                 planned.extend(self._plan(wanted[index : index + AHEAD]))
                 self._store.expect([entry for one in planned for entry in self._objects(one)])
-            made = self._version(self._past.versions[version], planned.popleft().way)
-            if made.findings:  # what was planned led from there on
-                planned.clear()
-            yield made
+            for made in self._next(planned):
+                if made.findings:  # what was planned led from there on
+                    planned.clear()
+                yield made
+                index += 1
+
+    def _next(self, planned: deque[_Planned]) -> Iterator[ByDeltas]:
+        """The versions that are planned next: several, where they are made in one pass."""
+        chain = self._chain(planned)
+        if len(chain) < 2:
+            one = planned.popleft()
+            yield self._version(self._past.versions[one.version], one.way)
+            return
+        for _ in chain:
+            planned.popleft()
+        steps = [step for one in chain for step in one.way or ()]
+        try:
+            self._go_chain(steps)
+        except (WeightError, ObjectMissing):
+            self._spoil()  # one by one it comes out which
+            planned.clear()
+            for one in chain:
+                yield self._version(self._past.versions[one.version], self._way(self._held, one.version))
+            return
+        for step in steps:
+            findings = self._against_manifests(step.event, proved=step is not steps[-1])
+            yield ByDeltas(step.event, step.event.state_digest, (step,), tuple(findings))
+
+    def _chain(self, planned: Iterable[_Planned]) -> list[_Planned]:
+        """The first of `planned`, as far as each is one delta on the one before it. A version with a snapshot ends it, since
+        its tensors are looked at."""
+        chain: list[_Planned] = []
+        for one in planned:
+            if one.way is None or len(one.way) != 1 or not _forward(one.way[0]) or len(chain) == CHAINED:
+                break
+            chain.append(one)
+            if anchor_claim(one.way[0].event) is not None:
+                break
+        return chain
 
     def _plan(self, wanted: Sequence[int]) -> Iterator[_Planned]:
         have = self._held
@@ -123,55 +171,79 @@ class DeltaRebuild:
 
     def _version(self, event: WeightVersion, way: list[PathStep] | None) -> ByDeltas:
         findings: list[Finding] = []
+        careful = False
         while way is not None:
             entered: list[PathStep] = []
             try:
-                self._go(way, entered)
-                stage = self._stage_of(event).done()
-            except WeightError as error:
-                findings.append(_finding(event, error))
-            except ObjectMissing as error:
-                findings.append(_finding(event, error))
+                self._go(way, entered, careful=careful)
+            except (WeightError, ObjectMissing) as error:
+                self._spoil()
+                if careful:
+                    findings.append(_finding(event, error))
+                    self._avoid.update(step.key for step in entered[-1:])
+                    way = self._way(None, event.version)
+                else:  # step by step it comes out which of them is wrong
+                    careful, way = True, self._from_nothing(way) or self._way(None, event.version)
             else:
-                findings += self._against_manifests(event, stage.state, proved=bool(way) and way[-1].full)
-                return ByDeltas(event, stage.state, stage.digest, tuple(way), tuple(findings))
-            self._drop(entered)
-            way = self._way(None, event.version)
+                findings += self._against_manifests(event, proved=bool(way) and way[-1].full)
+                return ByDeltas(event, event.state_digest, tuple(way), tuple(findings))
         findings.append(_no_way(self._past, event))
-        return ByDeltas(event, None, None, (), tuple(findings))
+        return ByDeltas(event, None, (), tuple(findings))
 
-    def _stage_of(self, event: WeightVersion) -> DeltaStage:
+    def _from_nothing(self, way: Sequence[PathStep]) -> list[PathStep] | None:
+        """The same way, and before it one to where it begins."""
+        before = [] if not way or way[0].base is None else self._way(None, way[0].base)
+        return None if before is None else [*before, *way]
+
+    def _held_stage(self) -> DeltaStage:
         if self._stage is None:
-            raise BaseMismatch(f"version {event.version}: nothing is held")
+            raise BaseMismatch("a delta, and nothing is held")
         return self._stage
 
-    def _drop(self, entered: Sequence[PathStep]) -> None:
-        """A stage is spoilt by an error, and the way over the last step leads nowhere."""
-        if entered:
-            self._avoid.add(entered[-1].key)
+    def _spoil(self) -> None:
+        """A stage is spoilt by an error; what was asked for led from there on."""
         self._held, self._stage = None, None
         self._store.expect(())
 
-    def _go(self, way: Sequence[PathStep], entered: list[PathStep]) -> None:
-        for step in way:
-            entered.append(step)
-            with named(step):
-                if step.full:
-                    loaded = load_anchor(self._store, step.event)
-                    self._stage = DeltaStage(loaded.state, loaded.digest, threads=self._threads)
-                elif step.kind != "same":
-                    stage = self._stage_of(step.event)
-                    try:
-                        stage.apply(read_shards(self._store, step), backwards=step.backwards)
-                    except BaseMismatch:
-                        explain_base(self._store, step, stage.done().state)
-                        raise
-                check_result(step.event, self._stage_of(step.event).done().digest)
-            self._held = step.event.version
+    def _go(self, way: Sequence[PathStep], entered: list[PathStep], *, careful: bool) -> None:
+        for chained, some in groupby(way, lambda step: not careful and _forward(step)):
+            steps = list(some)
+            if chained:
+                self._go_chain(steps)
+                continue
+            for step in steps:
+                entered.append(step)
+                with named(step):
+                    self._step(step)
+                self._held = step.event.version
 
-    def _against_manifests(self, event: WeightVersion, state: State, *, proved: bool) -> list[Finding]:
-        """Names, dtypes, shapes; and of a version with a snapshot every tensor's blake3, unless it was `proved` when the
-        snapshot was read."""
+    def _step(self, step: PathStep) -> None:
+        if step.full:
+            loaded = load_snapshot(self._store, step.event)
+            self._stage = DeltaStage(loaded.state, loaded.digest, threads=self._threads)
+        elif step.kind != "same":
+            stage = self._held_stage()
+            try:
+                stage.apply(read_shards(self._store, step), backwards=step.backwards)
+            except BaseMismatch:
+                explain_base(self._store, step, stage.done().state)
+                raise
+        check_result(step.event, self._held_stage().done().digest)
+
+    def _go_chain(self, steps: Sequence[PathStep]) -> None:
+        """Deltas that follow one another, `CHAINED` in a pass. An error does not say at which of them."""
+        for at in range(0, len(steps), CHAINED):
+            some = steps[at : at + CHAINED]
+            found = self._held_stage().apply_chain([list(read_shards(self._store, step)) for step in some])
+            for step, digest in zip(some, found, strict=True):
+                if digest != step.event.state_digest:
+                    raise DigestMismatch(f"version {step.event.version} came out as {digest[:16]}")
+            self._held = some[-1].event.version
+
+    def _against_manifests(self, event: WeightVersion, *, proved: bool) -> list[Finding]:
+        """Names, dtypes, shapes, which no delta changes; and of a version with a snapshot every tensor's blake3, unless it
+        was `proved` when the snapshot was read."""
+        state = self._held_stage().done().state
         found: list[Finding] = []
         manifests: list[Manifest] = []
         for read in (_own_manifest,) if proved else (_own_manifest, _anchor_manifest):
@@ -198,6 +270,10 @@ class DeltaRebuild:
                 if entry.blake3 and tensor_blake3(state[entry.name]) != entry.blake3
             ]
         return found
+
+
+def _forward(step: PathStep) -> bool:
+    return not step.full and not step.backwards and step.kind != "same"
 
 
 def _own_manifest(store: ObjectStore, event: WeightVersion) -> Manifest | None:

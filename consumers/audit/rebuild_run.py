@@ -58,14 +58,14 @@ def by_deltas(made: DeltaRebuild, asked: Wanted, told: Told) -> Outcome:
     for one in made.versions(asked.versions):
         findings += one.findings
         if one.digest is not None:
-            digests[f"version {one.event.version}"] = one.digest.hex
+            digests[f"version {one.event.version}"] = one.digest
             equal += 1
-        state = one.state
         if one.findings and one.digest is not None:
             notes.append(
                 f"version {one.event.version} came out as published all the same, by {_shown([str(s) for s in one.way])}"
             )
         told(one.event.version)
+        state = made.state if one.digest is not None else None
     checked = {
         "records": asked.records,
         "versions": len(asked.versions),

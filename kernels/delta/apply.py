@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from rollwire.kernels.delta.chain import apply_chain
+from rollwire.kernels.delta.format import read_head
 from rollwire.kernels.delta.prepare import Incoming, Prepared, read_shard
 from rollwire.kernels.digest import StateDigest
 from rollwire.kernels.tensors import State, Tensor
@@ -36,12 +38,40 @@ class DeltaStage:
         for data in shards:
             changes = read_shard(self._state, self._digest, data, incoming, self._threads)
             prepared = Prepared(self._state, changes, self._digest)
-            for name in prepared.names - self._copied:
-                held = self._state[name]
-                self._state[name] = held._replace(bits=np.array(held.bits, order="C"))
-                self._copied.add(name)
+            self._own(prepared.names)
             prepared.apply()
         incoming.finish(self._digest)
+
+    def apply_chain(self, deltas: Sequence[Sequence[bytes]]) -> list[str]:
+        """Applies deltas that follow one another, each given by all of its shards; the state's digest after each, hex.
+
+        In one pass over the state where they are gap deltas of elements of one size. Errors as `apply`.
+        """
+        held = {
+            name
+            for shards in deltas
+            for data in shards
+            for name in read_head(data, self._digest.table_limit).columns.names
+            if name in self._state
+        }
+        self._own(held)
+        digests = apply_chain(self._state, self._digest, deltas, threads=self._threads)
+        if digests is None:
+            found: list[str] = []
+            for shards in deltas:
+                self.apply(shards)
+                found.append(self._digest.hex)
+            return found
+        if digests:
+            self._digest = digests[-1]
+        return [digest.hex for digest in digests]
+
+    def _own(self, names: Collection[str]) -> None:
+        """Copies what is still shared with the base."""
+        for name in set(names) - self._copied:
+            held = self._state[name]
+            self._state[name] = held._replace(bits=np.array(held.bits, order="C"))
+            self._copied.add(name)
 
     def done(self) -> Applied:
         return Applied(self._state, self._digest)

@@ -363,19 +363,21 @@ def _decode_lane(
             list(pool.map(work, cuts[:-1], cuts[1:]))
     else:
         work(0, count)
-    _settle(digest, columns, chosen, status_K, (low_K, high_K, top_K), backwards)
+    settle(digest, columns, chosen, status_K, (low_K, high_K, top_K), backwards=backwards)
     return changes
 
 
-def _settle(
+def settle(
     digest: StateDigest,
     columns: Columns,
     chosen: NDArray[np.int64],
     status_K: NDArray[np.int64],
     weights: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]],
+    *,
     backwards: bool,
 ) -> None:
-    """Each chunk's sum after its changes against the announced one."""
+    """Each chunk's sum after its changes against the announced one; `digest` moves on to it. `status_K` and `weights` are
+    what the decoding gave of the chosen chunks."""
     tensor_K, chunk_K = columns.tensor_K[chosen], columns.chunk_K[chosen]
 
     def where(wrong_K: NDArray[np.bool_]) -> str:

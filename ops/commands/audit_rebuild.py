@@ -124,7 +124,8 @@ def _outcome(past: History, asked: Wanted, via: Via, told: Told, folder: Path, b
 def published(store: ObjectStore, past: Past, version: int) -> State | None:
     """By deltas; None where none lead there."""
     with closing(DeltaRebuild(store, past)) as deltas:
-        return next(iter(deltas.versions([version]))).state
+        (made,) = deltas.versions([version])
+        return None if made.digest is None else deltas.state
 
 
 @contextmanager

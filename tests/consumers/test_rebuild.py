@@ -101,7 +101,8 @@ class Run(NamedTuple):
 
         def published(version: int) -> State | None:
             with closing(DeltaRebuild(self.store, past)) as made:
-                return next(made.versions([version])).state
+                (one,) = made.versions([version])
+                return None if one.digest is None else made.state
 
         with closing(TrainingRebuild(over, past, learner, published)) as made:
             return by_training(made, asked, lambda _: None).report

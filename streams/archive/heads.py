@@ -9,6 +9,7 @@ only: a head that is written in another way than `sign` writes it is refused.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Final, Protocol
 
@@ -35,6 +36,7 @@ from rollwire.streams.seams.log import TopicPartition
 
 FORMAT: Final = 1
 MAX_HEAD_BYTES: Final = 16 * 1024 * 1024
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _DOMAIN: Final = b"rollwire head\n"
 
 
@@ -199,6 +201,8 @@ def _opened(data: bytes) -> tuple[Head, bytes, bytes]:
         raise HeadInvalid(f"this does not read as a head: {error}") from error
     if head.format != FORMAT:
         raise HeadInvalid(f"format {head.format} is not known here: upgrade, and read it then")
+    if not all(map(_DIGEST.fullmatch, (head.root, *(p.chain for p in head.partitions)))):
+        raise HeadInvalid("one of its digests is none")
     again = msgspec.json.encode(head, order="deterministic")
     if again != raw or msgspec.json.encode(_Envelope(msgspec.Raw(raw), signature.hex())) != data:
         raise HeadInvalid("it is not written as heads are written")

@@ -111,6 +111,11 @@ def marks_of(store: ObjectStore, head: Head) -> dict[TopicPartition, Marks]:
     return unpack_marks(_claimed(store, head.marks), head.marks.key)
 
 
+def check_marks(store: ObjectStore, head: Head) -> None:
+    """Raises `ObjectMissing` or `ArchiveCorrupt` where they are not those that `head` names."""
+    _claimed(store, head.marks)
+
+
 def _claimed(store: ObjectStore, claim: Claim) -> bytes:
     if claim.size > MAX_TABLE_BYTES:
         raise ArchiveCorrupt(f"{claim.key}: {claim.size:,} bytes are no table", claim.key)

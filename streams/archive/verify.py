@@ -18,7 +18,7 @@ from rollwire.streams.archive.heads import Head
 from rollwire.streams.archive.judge import Judge, Sources
 from rollwire.streams.archive.marks import Marks
 from rollwire.streams.archive.policies import POLICIES, Policies, Policy
-from rollwire.streams.archive.sealed import StoredHead, Trusted, heads_of, marks_of, segments_of
+from rollwire.streams.archive.sealed import StoredHead, Trusted, check_marks, heads_of, marks_of, segments_of
 from rollwire.streams.archive.sealer import UNSEALED, existing
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_again import LookAgain
@@ -130,7 +130,10 @@ class _Tables:
     ) -> dict[TopicPartition, list[Placed]]:
         found: dict[TopicPartition, list[Placed]] = {}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tables") as pool:
-            for head, table in pool.map(lambda h: (h, self._table(h)), heads):
+            for head, table, marks in pool.map(lambda h: (h, self._table(h), self._damaged(h)), heads):
+                if marks is not None:
+                    self._findings.append(marks)
+                    self._marks[head.epoch] = None
                 if isinstance(table, Finding):
                     self._findings.append(table)
                     segments = from_marks(head, self._marks_of(head) or {})
@@ -158,20 +161,24 @@ class _Tables:
         except ArchiveCorrupt as error:
             return Finding(kind=Kind.HEAD_INVALID, where=f"head {head.epoch}", detail=str(error))
 
+    def _damaged(self, head: Head) -> Finding | None:
+        try:
+            check_marks(self._store, head)
+        except (ObjectMissing, ArchiveCorrupt) as error:
+            kind = Kind.HEAD_MISSING if isinstance(error, ObjectMissing) else Kind.HEAD_INVALID
+            return Finding(kind=kind, where=f"head {head.epoch}", detail=f"the marks of its records: {error}")
+        return None
+
     def _marks_of(self, head: Head) -> dict[TopicPartition, Marks] | None:
+        """None: they cannot be read."""
         if head.epoch not in self._marks:
-            if len(self._marks) > 2:  # they are asked for in order, and are large
-                self._marks.pop(next(iter(self._marks)))
+            held = [epoch for epoch, marks in self._marks.items() if marks is not None]
+            if len(held) > 2:  # they are asked for in order, and are large
+                del self._marks[held[0]]
             try:
                 self._marks[head.epoch] = marks_of(self._store, head)
-            except (ObjectMissing, ArchiveCorrupt) as error:
+            except (ObjectMissing, ArchiveCorrupt):
                 self._marks[head.epoch] = None
-                kind = Kind.HEAD_MISSING if isinstance(error, ObjectMissing) else Kind.HEAD_INVALID
-                finding = Finding(
-                    kind=kind, where=f"head {head.epoch}", detail=f"the marks of its records: {error}"
-                )
-                if finding not in self._findings:
-                    self._findings.append(finding)
         return self._marks[head.epoch]
 
 

@@ -476,6 +476,25 @@ def test_c86_a_chain_forged_in_the_middle_is_named_though_both_ends_are_right(pa
     assert (Kind.CHAIN_BROKEN, position(table[bad].first)) in kinds
 
 
+@pytest.mark.parametrize("folder", ["heads", "tables", "marks"])
+def test_t8_any_damage_to_what_is_sealed_is_found_and_ends_no_audit(past: Sealed, folder: str) -> None:
+    chance = random.Random(folder)
+    for _ in range(40):
+        damaged = copied(past)
+        key = chance.choice([info.key for info in past.store.list(f"archive/{NAME}/{folder}/")])
+        data = bytearray(damaged.store.get(key))
+        at = chance.randrange(len(data))
+        if chance.random() < 0.2:
+            del data[at:]
+        else:
+            data[at] ^= 1 << chance.randrange(8)
+        replace(damaged, key, bytes(data))
+        findings = damaged.check().report.findings
+        assert findings, (key, at)
+        epoch = int(key.rsplit("/", 1)[1][:12])
+        assert findings[0].where == f"head {epoch}"
+
+
 # -- what is no tampering ------------------------------------------------------------------------------------------------
 
 

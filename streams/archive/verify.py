@@ -227,4 +227,8 @@ def _not_yet(heads: tuple[Head, ...], extents: Mapping[TopicPartition, Extent]) 
         return []
     sealed = {p.at: p.next for p in heads[-1].partitions}
     left = sum(max(0, extent.end - sealed.get(place, 0)) for place, extent in extents.items())
-    return [f"{left:,} offsets behind the newest head are not sealed yet"] if left else []
+    if not left:
+        return []
+    return [
+        f"{left:,} offsets behind the newest head are not sealed: control records, or what was written since"
+    ]

@@ -229,13 +229,15 @@ def _groups(made: Boxes, answer: Answer, focus: frozenset[str]) -> dict[str, str
         ends = [*ends[: SOME - 1], ("other fates", rest)]
     for name, some in (*by.items(), *((f"g {end}", some) for end, some in ends)):
         into = span({group.made for group in some if group.made is not None})
-        size = sum(len(group.rollouts) for group in some)
+        missing = sum(len(group.absent) for group in some)
+        size = missing + sum(len(group.rollouts) for group in some)
+        rollouts = f"of {many(size, 'rollout')}" + (f", {missing:,} missing" if missing else "")
         made.nodes.append(
             Node(
                 name,
                 2,
                 many(len(some), "group"),
-                (f"trained into version {into}" if into else name[2:], f"of {many(size, 'rollout')}"),
+                (f"trained into version {into}" if into else name[2:], rollouts),
                 "plain" if into else "ended",
                 (),
                 listed_of(f"{group.group_id}: {fate_text(group)}" for group in some),

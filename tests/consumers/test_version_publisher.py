@@ -32,6 +32,7 @@ from rollwire.consumers.trainer.history import History, read_history
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, rehearsal_log, write_plans
 from rollwire.consumers.trl_callback import PublishVersions
 from rollwire.consumers.version_publisher import VersionPublisher, step_of
+from rollwire.consumers.weights.manifest import MadeFrom, decode_manifest
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.publisher_config import PublisherConfig
 from rollwire.consumers.weights.reader import load_version
@@ -247,6 +248,9 @@ def test_a_version_whose_objects_do_not_stand_is_never_seen_and_can_be_made_agai
     again.publish(changed, a_step(log, 1))
     again.close()
     check_same(weights_of(store, versions_of(log), 1), changed)
+    (step,) = history_of(log).steps
+    manifest = decode_manifest(store.get(versions_of(log)[1].manifest.key))
+    assert manifest.made_from == MadeFrom(step.consumed, step.plan_digest)
 
 
 def test_a_lineage_without_versions_needs_weights() -> None:

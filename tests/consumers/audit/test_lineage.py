@@ -121,7 +121,7 @@ def test_the_fates_say_the_same_where_the_plans_are_gone() -> None:
 
 def test_settings_and_code_and_the_way_to_the_weights_are_told() -> None:
     simulation = kept(with_versions(2))
-    answer = Tracer(simulation.log, simulation.store).version(2)
+    answer = Tracer(simulation.log, simulation.store).version(2, simulation.laws.versions[0].lineage[:8])
     (step,), (version,) = answer.steps, answer.versions
     assert step.code == step.settings["code"] != ""
     assert (step.version, step.state_digest) == (2, version.state_digest)

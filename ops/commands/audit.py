@@ -23,6 +23,7 @@ _COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("rebuild", "rollwire.ops.commands.audit_rebuild:rebuild", "Make a version anew, two independent ways; compare it bit for bit."),
     ("ledger", "rollwire.ops.commands.audit_ledger:ledger", "Add up every topic by the hour; name what is missing."),
     ("export", "rollwire.ops.commands.audit_export:export", "Write the history as Parquet, once and resumable, to a folder or S3."),
+    ("query", "rollwire.ops.commands.audit_query:query", "Ask such a folder: the commonest questions, or any in SQL."),
 )
 # fmt: on
 

@@ -1,0 +1,1 @@
+"""The lake that `rollwire audit export` writes, asked in SQL."""

@@ -1,6 +1,7 @@
 """A snapshot read as fast as it comes: its checks run beside one another, and its bytes are not copied.
 
-Proved is what `weights.reader.load_anchor` proves: SHA-256 of every file, BLAKE3 of every tensor, the state's digest.
+Every bit of the state is proved by BLAKE3 of its tensor, as the manifest has it, whose SHA-256 the event says; then by the
+state's digest. So the SHA-256 of the files, which would go over the same bytes once more, is left to `rollwire weights verify`.
 """
 
 from __future__ import annotations
@@ -17,23 +18,18 @@ from rollwire.kernels.tensors import State, Tensor, lane_dtype
 from rollwire.schemas.errors import DeltaCorrupt, DigestMismatch, StateMismatch
 from rollwire.schemas.records import WeightVersion
 from rollwire.streams.seams.store import ObjectStore
-from rollwire.streams.seams.store_memory import verify
 
 _THREADS = 4
 
 
 def load_snapshot(store: ObjectStore, event: WeightVersion) -> Loaded:
-    """The arrays are read-only. Raises as `weights.reader.load_anchor`."""
+    """The arrays are read-only. Raises as `weights.reader.load_anchor`, but for a file whose tensors alone are right."""
     manifest = anchor_manifest(store, event)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="snapshot") as pool:
         files = list(pool.map(lambda entry: _read(store, entry), manifest.objects))
-        proofs = [
-            pool.submit(verify, entry.key, data, entry.sha256)
-            for entry, data in zip(manifest.objects, files, strict=True)
-        ]
         state = _state(manifest, files)
         check_tensors(manifest, state)
-        proofs += [pool.submit(_check_tensor, event, entry, state[entry.name]) for entry in manifest.tensors]
+        proofs = [pool.submit(_check_tensor, event, entry, state[entry.name]) for entry in manifest.tensors]
         digest = StateDigest.of(state)
         for proof in proofs:
             proof.result()

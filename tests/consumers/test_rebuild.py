@@ -23,6 +23,7 @@ from rollwire.consumers.trainer.arithmetic import ArithmeticLearner, run_arithme
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.learner import Learner
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, plan, write_plans
+from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.revert import RevertRun, revert
 from rollwire.kernels.policy.config import PolicyConfig
@@ -217,6 +218,25 @@ def test_a_damaged_object_is_a_finding() -> None:
     report = run.deltas()
     assert [(f.kind, f.where) for f in report.findings] == [(Kind.OBJECT_CORRUPT, "version 6")]
     assert report.results["rebuild.deltas_equal"] == 10
+
+
+def test_a_damaged_snapshot_is_named_by_its_tensor() -> None:
+    run = trained(3, every=1)
+    manifest = decode_manifest(run.store.get(run.past().versions[0].manifest.key))
+    (entry,) = [entry for entry in manifest.objects if entry.file.endswith(".safetensors")]
+    data = bytearray(run.store.get(entry.key))
+    data[-1] ^= 1
+    run.store.delete(entry.key)
+    run.store.create(entry.key, bytes(data))
+    report = run.deltas()
+    assert [(f.kind, f.where) for f in report.findings[:2]] == [
+        (Kind.DIGEST_DIFFERS, "version 0"),
+        (Kind.OBJECT_MISSING, "version 0"),
+    ]
+    assert "of the anchor of version 0 is not the published one" in report.findings[0].detail
+    run.store.delete(entry.key)
+    run.store.create(entry.key, bytes(data[: entry.size // 2]))
+    assert run.deltas(0).findings[0].kind == Kind.OBJECT_CORRUPT
 
 
 def test_a_version_that_was_never_published_and_a_hole_are_findings() -> None:

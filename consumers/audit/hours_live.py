@@ -11,6 +11,7 @@ The counters are read before the topic for the first line, and after it for the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -24,6 +25,7 @@ TOPIC: Final = "user-feedback"
 SOURCE: Final = b"rollwire/gateway"
 """`ce_source` of what gateways write."""
 _CONFLICT: Final = "conflicting_repeat"
+_LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 _UNKNOWN: Final = "outcome_unknown"
 _NAMES: Final = {
     "rollwire_events_received": "received",
@@ -98,21 +100,32 @@ def parse_counters(url: str, exposition: str) -> tuple[Counters, ...]:
 
 
 class Written:
-    """Counts what gateways wrote since the earliest start of those that are asked."""
+    """Counts what gateways wrote since the earliest start of those that are asked: by `ce_time`, which is the clock that they
+    take their start from; the broker's may differ."""
 
     def __init__(self, before: Sequence[Counters]) -> None:
         starts = [one.started_us for one in before if one.started_us is not None]
-        self._since_ms = min(starts) // 1_000 if starts else None
+        self._since = _LONG_AGO + timedelta(microseconds=min(starts)) if starts else None
         self.records = 0
 
     def take(self, record: Record) -> None:
         if (
             record.topic == TOPIC
-            and self._since_ms is not None
-            and record.timestamp_ms >= self._since_ms
+            and self._since is not None
             and ("ce_source", SOURCE) in record.headers
+            and _time(record) >= self._since
         ):
             self.records += 1
+
+
+def _time(record: Record) -> datetime:
+    """When a record says that it was written; long ago where it says nothing that can be read."""
+    value = next((value for name, value in record.headers if name == "ce_time"), None)
+    try:
+        time = datetime.fromisoformat((value or b"").decode())
+    except ValueError:
+        return _LONG_AGO
+    return time if time.tzinfo is not None else _LONG_AGO
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):

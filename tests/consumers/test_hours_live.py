@@ -44,14 +44,19 @@ def test_the_exposition_says_what_the_gateway_counted() -> None:
 def test_it_is_the_gateways_records_that_are_counted() -> None:
     assert encode.SOURCE.encode() == SOURCE
     written = Written(shown(gateway()))
-    ours: tuple[tuple[str, bytes | None], ...] = (("ce_source", SOURCE),)
-    for topic, stamp_us, headers in (
-        ("user-feedback", STARTED_US, ours),
-        ("user-feedback", STARTED_US - 1_000, ours),  # of an earlier life
-        ("user-feedback", STARTED_US, (("ce_source", b"rollwire/bench"),)),
-        ("rewards", STARTED_US, ours),
+    now, before = b"2026-01-01T00:00:00.500000Z", b"2026-01-01T00:00:00.499999Z"
+    bench = b"rollwire/bench"
+    for topic, source, told in (
+        ("user-feedback", SOURCE, now),
+        ("user-feedback", SOURCE, before),  # of an earlier life
+        ("user-feedback", bench, now),
+        ("user-feedback", SOURCE, b"soon"),
+        ("user-feedback", SOURCE, b"2026-01-01T00:00:01"),
+        ("rewards", SOURCE, now),
     ):
-        written.take(Record(topic, 0, 0, stamp_us // 1_000, b"k", b"v", headers))
+        headers: tuple[tuple[str, bytes | None], ...] = (("ce_source", source), ("ce_time", told))
+        # The broker's clock may be behind, or ahead.
+        written.take(Record(topic, 0, 0, 0, b"k", b"v", headers))
     assert written.records == 1
 
 

@@ -264,6 +264,51 @@ def test_t8_a_dropped_topic_is_named(past: Sealed) -> None:
     assert [(f.kind, f.position) for f in report.findings] == [(Kind.PARTITION_MISSING, position(0))]
 
 
+def swap_with_next(at: int) -> Callable[[Entries], None]:
+    def apply(entries: Entries) -> None:
+        entries[at], entries[at + 1] = entries[at + 1], entries[at]
+
+    return apply
+
+
+DONE: dict[str, tuple[Callable[[int], Callable[[Entries], None]], int, Kind]] = {
+    # what is done at an offset, where it shows behind it, and as what
+    "changed": (lambda at: change(at, value=b"no record has this"), 0, Kind.RECORD_CHANGED),
+    "swapped": (swap_with_next, 0, Kind.ORDER_CHANGED),
+    "taken out": (lambda at: lambda entries: entries.__delitem__(at), 0, Kind.RECORDS_MISSING),
+    "blanked": (lambda at: lambda entries: entries.__setitem__(at, None), 0, Kind.RECORDS_MISSING),
+    "repeated": (lambda at: lambda entries: entries.insert(at + 1, entries[at]), 1, Kind.RECORDS_ADDED),
+    "slipped in": (
+        lambda at: lambda entries: entries.insert(at, Record("rollouts", 0, 0, 5, None, b"slipped in", ())),
+        0,
+        Kind.RECORDS_ADDED,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DONE)
+def test_t8_c86_it_is_named_wherever_it_is_done(what: str) -> None:
+    """At the ends of segments and of epochs too."""
+    clock = ManualClock()
+    log, store = MemoryLog({"rollouts": 2, "rewards": 2}, clock), MemoryStore(clock)
+    for part in range(2):
+        events = [Outgoing("rollouts", None, b"%d of %d" % (i, part), (), 0) for i in range(600)]
+        log.writer().write(events)
+        assert seal_epoch(log, store, SIGNER, name=NAME, clock=clock, topics=["rollouts"])
+    past = Sealed(log, store, clock)
+    do, behind, kind = DONE[what]
+    ends = [s.next for head in heads(past) for s in segments_of(store, head)]
+    assert ends == [256, 512, 600, 856, 1_112, 1_200]
+    chosen = {end + i for end in (0, *ends) for i in (-2, -1, 0, 1)} & set(range(1_198))
+    kinds = []
+    for at in sorted(chosen | set(random.Random(what).sample(range(1_198), 10))):
+        finding = past.check(past.rewritten(do(at))).report.findings[0]
+        assert finding.position == position(at + behind), (what, at)
+        kinds.append(finding.kind)
+    # Where an epoch ends its marks end: what is moved across may be taken for changed there.
+    assert kinds.count(kind) >= len(kinds) - 3
+
+
 # -- heads and tables ----------------------------------------------------------------------------------------------------
 
 

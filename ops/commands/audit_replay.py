@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.history import open_history
+from rollwire.ops.replay.progress import progress
 from rollwire.streams.replay.audit import audit_replay
 from rollwire.streams.replay.settings import read_spoken
 
@@ -33,4 +34,6 @@ def replay(
             "audit-replay", dir=dir, bootstrap=bootstrap, prefix=prefix, schema_registry=schema_registry
         ) as past,
     ):
-        return conclude(audit_replay(past.log, processors, read_spoken(past.log)), json)
+        with progress() as told:
+            report = audit_replay(past.log, processors, read_spoken(past.log), told)
+        return conclude(report, json)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import json as json_
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rollwire.ops.auditing import JsonFile, console
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.replay.progress import progress
 from rollwire.ops.replay.shadow import LiveLogs, announce_replay, make_shadow
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.rules import Rules, parse_rules
 from rollwire.streams.replay.settings import SECTIONS, read_spoken
 from rollwire.streams.replay.whatif import Replayed, planned_whatif
 from rollwire.streams.replay.whatif import replay as run
-from rollwire.streams.replay.window import EVER_US, Made, Window
+from rollwire.streams.replay.window import EVER_US, Window
 
 _RULES = "rules"
 
@@ -85,8 +82,14 @@ def replay(
         )
         make_shadow(at.bootstrap, at.prefix, into, opened.history)
         announce_replay(opened.shadow, what, at.prefix, set_)
-    with _progress() as seen:
-        done = run(what, logs, workers=workers, pace=_pace() if real_time else None, seen=seen)
+    with progress() as told:
+        done = run(
+            what,
+            logs,
+            workers=workers,
+            pace=_pace() if real_time else None,
+            seen=lambda made: told("written", made.at_us),
+        )
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=2) + b"\n")
     _show(done, into)
@@ -173,24 +176,3 @@ def _pace() -> Callable[[int], None]:
             stopped.wait(left_s)
 
     return wait
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Made], None] | None]:
-    """On a terminal: how many records were written, and where in the history it stands."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        line = progress.add_task("replay")
-        count = 0
-
-        def seen(made: Made) -> None:
-            nonlocal count
-            count += 1
-            if count % 100 == 0:
-                moment = datetime.fromtimestamp(made.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
-                progress.update(line, description=f"{count:,} records, {moment} UTC")
-
-        yield seen

@@ -16,14 +16,14 @@ from rollwire.streams.replay.audit_join import audit_join
 from rollwire.streams.replay.audit_pack import audit_pack
 from rollwire.streams.replay.settings import Spoken
 from rollwire.streams.replay.source import partitions_of
-from rollwire.streams.replay.tally import Tally
+from rollwire.streams.replay.tally import Tally, Told, untold
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.scan import scan
 
 ATTRIBUTE: Final = "attribute"
 
 
-def audit_attribution(log: Log, _spoken: Spoken) -> Report:
+def audit_attribution(log: Log, _spoken: Spoken, told: Told = untold) -> Report:
     """Every reward that people's feedback earned, folded again from rollouts, feedback and the rules in the log. What it
     says has no cut: it follows from the records' own times. Rewards whose window is open yet are not missed."""
     tally = Tally(ATTRIBUTE)
@@ -39,6 +39,7 @@ def audit_attribution(log: Log, _spoken: Spoken) -> Report:
         return tally.report()
     seen: set[str] = set()
     for record in scan(log, ["rewards"], lost=tally.lost):
+        told(ATTRIBUTE, record.timestamp_ms * 1_000)
         try:
             event = decode_record(record)
         except Refused:
@@ -54,16 +55,16 @@ def audit_attribution(log: Log, _spoken: Spoken) -> Report:
     return tally.report()
 
 
-_AUDITS: Final[dict[str, Callable[[Log, Spoken], Report]]] = {
-    SAMPLED.name: lambda log, spoken: audit_join(log, SAMPLED, spoken),
-    LIVE.name: lambda log, spoken: audit_join(log, LIVE, spoken),
+_AUDITS: Final[dict[str, Callable[[Log, Spoken, Told], Report]]] = {
+    SAMPLED.name: lambda log, spoken, told: audit_join(log, SAMPLED, spoken, told),
+    LIVE.name: lambda log, spoken, told: audit_join(log, LIVE, spoken, told),
     PACK: audit_pack,
     ATTRIBUTE: audit_attribution,
 }
 PROCESSORS: Final = tuple(_AUDITS)
 
 
-def audit_replay(log: Log, processors: Sequence[str], spoken: Spoken) -> Report:
+def audit_replay(log: Log, processors: Sequence[str], spoken: Spoken, told: Told = untold) -> Report:
     """One report over `processors` (none: all that said their settings).
 
     Raises `ConfigError` for a name that is none of `PROCESSORS`, and where the log does not say by which settings one of them
@@ -75,4 +76,4 @@ def audit_replay(log: Log, processors: Sequence[str], spoken: Spoken) -> Report:
             f"{unknown[0]!r} is no processor that is replayed; there are: {', '.join(PROCESSORS)}"
         )
     chosen = processors or [name for name in PROCESSORS if name == ATTRIBUTE or spoken.since(name)]
-    return merged("replay", [_AUDITS[name](log, spoken) for name in chosen])
+    return merged("replay", [_AUDITS[name](log, spoken, told) for name in chosen])

@@ -23,7 +23,8 @@ from rollwire.streams.replay.aside import refusals_by, set_aside
 from rollwire.streams.replay.join import Join
 from rollwire.streams.replay.settings import Since, Spoken
 from rollwire.streams.replay.source import Source, partitions_of
-from rollwire.streams.replay.tally import Tally, difference
+from rollwire.streams.replay.tally import Tally, Told, difference, moment, untold
+from rollwire.streams.replay.window import EVER_US
 from rollwire.streams.seams.log import Log, Outgoing, Record, TopicPartition
 
 OUTCOMES: Final = ("groups", "group-fates")
@@ -48,13 +49,14 @@ class _Gap(NamedTuple):
     first_us: int
 
 
-def audit_join(log: Log, kind: Kind, spoken: Spoken) -> Report:
+def audit_join(log: Log, kind: Kind, spoken: Spoken, told: Told = untold) -> Report:
     """Of all partitions. Raises `ConfigError` where the log does not say by which settings it decided."""
-    return _Audit(log, kind, spoken).run()
+    return _Audit(log, kind, spoken, told).run()
 
 
 class _Audit:
-    def __init__(self, log: Log, kind: Kind, spoken: Spoken) -> None:
+    def __init__(self, log: Log, kind: Kind, spoken: Spoken, told: Told) -> None:
+        self._told = told
         self._log = log
         self._kind = kind
         self._spoken = spoken
@@ -75,6 +77,7 @@ class _Audit:
             gone = _gone(source)
             expired = _gone(outcomes)
             for timed in outcomes.merged():
+                self._told(self._kind.name, timed.at_us)
                 try:
                     event = decode_record(timed.record)
                 except Refused:  # foreign: no processor of ours writes it, and who reads it refuses it
@@ -164,8 +167,9 @@ class _Audit:
         """Groups that had to be decided, and have no outcome."""
         kept_from_us = max((gap.first_us for gap in (*expired.values(), *gone.values())), default=0)
         if kept_from_us:
+            when = "at any time" if kept_from_us >= EVER_US else f"before {moment(kept_from_us)}"
             self._tally.notes.append(
-                f"{self._kind.name}: what was opened before {kept_from_us} us is no longer there as a whole, and not missed"
+                f"{self._kind.name}: of groups opened {when} inputs or outcomes are gone, so no outcome of theirs is missed"
             )
         for number, part in self._parts.items():
             for name in part.join.open_ids():
@@ -195,7 +199,7 @@ def _gone(source: Source) -> dict[TopicPartition, _Gap]:
     for partition, begin in source.begins.items():
         if begin > 0:
             first = source.peek(partition)
-            found[partition] = _Gap(2**62 if first is None else first.timestamp_ms * 1_000)
+            found[partition] = _Gap(EVER_US if first is None else first.timestamp_ms * 1_000)
     return found
 
 

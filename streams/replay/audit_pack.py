@@ -22,7 +22,7 @@ from rollwire.streams.pack_step import NAME, VERSIONS
 from rollwire.streams.replay.aside import refusals_by, set_aside
 from rollwire.streams.replay.settings import Since, Spoken
 from rollwire.streams.replay.source import Source, partitions_of
-from rollwire.streams.replay.tally import Tally, difference
+from rollwire.streams.replay.tally import Tally, Told, difference, untold
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 
@@ -51,14 +51,15 @@ class Decided:
         return next(iter(self.events.values()))[0]
 
 
-def audit_pack(log: Log, spoken: Spoken, *, lineage: str | None = None) -> Report:
+def audit_pack(log: Log, spoken: Spoken, told: Told = untold, *, lineage: str | None = None) -> Report:
     """Of all that was packed; `lineage`: where settings were told for several. Raises `ConfigError` where the log does not
     say by which settings it decided."""
-    return _Audit(log, spoken, lineage).run()
+    return _Audit(log, spoken, lineage, told).run()
 
 
 class _Audit:
-    def __init__(self, log: Log, spoken: Spoken, lineage: str | None) -> None:
+    def __init__(self, log: Log, spoken: Spoken, lineage: str | None, told: Told) -> None:
+        self._told = told
         self._log = log
         self._spoken = spoken
         self._lineage = lineage
@@ -109,6 +110,7 @@ class _Audit:
         """Cut by cut, in the order of writing."""
         open_: dict[Cut, Decided] = {}
         for timed in outcomes.merged():
+            self._told(NAME, timed.at_us)
             try:
                 event = decode_record(timed.record)
             except Refused:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import blake3
@@ -17,6 +18,19 @@ from rollwire.streams.seams.scan import Lost
 
 _LATE: Final = "late"
 """A repeat is late or in conflict, by what of the other input was read before it: no cut says that."""
+
+
+Told = Callable[[str, int], None]
+"""Is told on the way: the processor, and where in the history it stands."""
+
+
+def untold(_processor: str, _at_us: int) -> None:
+    """Nobody looks on."""
+
+
+def moment(at_us: int) -> str:
+    """A time of the history, as people read it."""
+    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class Tally:

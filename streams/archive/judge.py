@@ -114,7 +114,15 @@ class Judge:
             what = f"the records up to {segment.next - 1:,} are not those that were sealed"
             self._say(Kind.RECORD_CHANGED, segment.first, segment.next, what, "archive of ")
             return False
-        wrong = first_difference(expected, self._sources.found_archived(segment))
+        found = self._sources.found_archived(segment)
+        kept, policy = self._policies.kept(segment, expected)
+        if policy is not None:
+            # Its stretches were let go of one after the other: what is left has no digest of its own.
+            found, _ = self._policies.kept(segment, found)
+            if first_difference(kept, found) is None:
+                self._say(None, segment.first, segment.next, policy)
+                return False
+        wrong = first_difference(kept, found)
         if wrong is None and not segment.digest:
             return True
         if wrong is None:
@@ -189,9 +197,8 @@ class Judge:
             policy = self._policies.expired(segment)
             should = any(r.start <= segment.first and segment.next <= r.end for r in self._archived)
             if policy is None and not (should and self._in_archive is not None):
-                policy = self._policies.retention(segment, whole=whole) or self._policies.compaction(
-                    segment.topic
-                )
+                # Compaction takes records from between others; it moves no beginning, and takes no partition.
+                policy = self._policies.retention(segment, whole=whole)
         if policy is not None:
             self._say(None, segment.first, segment.next, policy)
             return

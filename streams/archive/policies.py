@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rollwire.schemas.catalogue import TOPICS, TopicSpec
 from rollwire.streams.archive.chain import Segment
 from rollwire.streams.archive.heads import Expired, Head
+from rollwire.streams.archive.marks import Mark
 from rollwire.streams.seams.log import TopicPartition
 
 _DAY_MS: Final = 86_400_000
@@ -44,6 +45,16 @@ class Policies:
             if gone.first <= segment.first and segment.next <= gone.next:
                 return gone.policy
         return None
+
+    def kept(self, segment: Segment, marks: Sequence[Mark]) -> tuple[Sequence[Mark], str | None]:
+        """Those of a segment's `marks` that the archive has not let go of, and the policy by which it let go of others."""
+        gone = [
+            one
+            for one in self._expired.get(TopicPartition(segment.topic, segment.partition), ())
+            if one.first < segment.next and segment.first < one.next
+        ]
+        left = [mark for mark in marks if not any(one.first <= mark.offset < one.next for one in gone)]
+        return left, gone[0].policy if gone and len(left) < len(marks) else None
 
     def retention(self, segment: Segment, *, whole: bool) -> str | None:
         """The policy by which the log let go of a segment's beginning, or of all of it."""

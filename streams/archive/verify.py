@@ -7,22 +7,33 @@ the first record that is not what was sealed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from rollwire.schemas.errors import ArchiveCorrupt, ObjectMissing
+from rollwire.schemas.catalogue import TOPICS
+from rollwire.schemas.errors import ArchiveCorrupt, AuditError, ObjectMissing
 from rollwire.streams.archive.chain import Segment
-from rollwire.streams.archive.heads import Head
+from rollwire.streams.archive.heads import Head, PartitionHead
 from rollwire.streams.archive.judge import Judge, Sources
 from rollwire.streams.archive.marks import Marks
 from rollwire.streams.archive.policies import POLICIES, Policies, Policy
-from rollwire.streams.archive.sealed import StoredHead, Trusted, check_marks, heads_of, marks_of, segments_of
+from rollwire.streams.archive.sealed import (
+    StoredHead,
+    Trusted,
+    check_marks,
+    heads_of,
+    marks_of,
+    newest_head,
+    opened,
+    segments_of,
+)
 from rollwire.streams.archive.sealer import UNSEALED, existing
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_again import LookAgain
 from rollwire.streams.archive.verify_heads import Pinned, check_heads
+from rollwire.streams.archive.verify_outside import look_outside
 from rollwire.streams.archive.verify_read import Extent, look_in_archive, look_in_log, sampled
 from rollwire.streams.archive.verify_tables import Placed, check_table, from_marks
 from rollwire.streams.findings import Finding, Kind, Report
@@ -76,6 +87,8 @@ def verify(
     )
     in_log = look_in_log(log, sections, extents, clock=clock, progress=progress)
     extents = _extents(log, sections)  # retention goes on meanwhile
+    if archive is not None:
+        findings += look_outside(archive, lambda: _sealed_now(store, name, trusted, checked.heads), extents)
     rules = Policies(policies, checked.heads, now_us)
     archived = checked.heads[-1].archived if checked.heads else ()
     notes: list[str] = []
@@ -110,11 +123,26 @@ def verify(
             *_sampling(sample, seed, sections, everything),
             *notes,
             *_never_sealed(checked.heads),
-            *_not_yet(checked.heads, extents),
+            *_not_yet(checked.heads, _extents(log, _of_catalogue(log, sections))),
         ),
         digests={} if checked.newest is None else {f"head {checked.newest.epoch}": checked.newest.digest},
     )
     return Verified(report, checked.newest)
+
+
+def _sealed_now(
+    store: ObjectStore, name: str, trusted: Trusted, heads: Sequence[Head]
+) -> Iterable[PartitionHead]:
+    """By the newest head: an archiver may have sealed and copied since `heads` were read."""
+    stored = newest_head(store, name)
+    if stored is not None and (not heads or stored.epoch > heads[-1].epoch):
+        try:
+            newest = opened(stored, trusted)
+        except AuditError:
+            pass  # a finding, of this audit or of the next
+        else:
+            return newest.partitions if newest.name == name else ()
+    return heads[-1].partitions if heads else ()
 
 
 class _Tables:
@@ -190,6 +218,12 @@ def _extents(log: Log, places: Iterable[TopicPartition]) -> dict[TopicPartition,
     return {place: Extent(begins[place], ends[place]) for place in there}
 
 
+def _of_catalogue(log: Log, sealed: Iterable[TopicPartition]) -> set[TopicPartition]:
+    """Where something may be written: also where nothing is sealed yet."""
+    there = existing(log, sorted({*TOPICS, *(place.topic for place in sealed)}))
+    return {TopicPartition(topic, p) for topic, count in there.items() for p in range(count)}
+
+
 def _told(place: TopicPartition, notes: Iterable[tuple[str, int, int]]) -> list[str]:
     ranges: dict[str, list[int]] = {}
     for policy, first, next_ in notes:
@@ -226,7 +260,9 @@ def _not_yet(heads: tuple[Head, ...], extents: Mapping[TopicPartition, Extent]) 
     if not heads:
         return []
     sealed = {p.at: p.next for p in heads[-1].partitions}
-    left = sum(max(0, extent.end - sealed.get(place, 0)) for place, extent in extents.items())
+    left = sum(
+        max(0, extent.end - max(sealed.get(place, 0), extent.begin)) for place, extent in extents.items()
+    )
     if not left:
         return []
     return [

@@ -68,7 +68,12 @@ class LookAgain:
         at = TopicPartition(segment.topic, segment.partition)
         found: list[Mark] = []
         try:
-            found.extend(map(_mark, self._archive.records(at, segment.first, segment.next)))
+            position = self._archive.after(at, segment.first)
+            while position is not None and position < segment.next:
+                found.extend(map(_mark, self._archive.records(at, position, segment.next)))
+                while (stretch := self._archive.covering(at, position)) is not None:
+                    position = stretch.next
+                position = self._archive.after(at, position)  # behind the hole
         except (ArchiveCorrupt, ObjectMissing):
             return found  # a finding of its own
         return found

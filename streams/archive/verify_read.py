@@ -165,10 +165,12 @@ def _archived(
     progress: Callable[[int], None],
 ) -> int:
     """Where to go on, behind what is archived without a hole from `position`."""
+    key = ""
     try:
         for packed in archive.packed(place, position, pool):
             if packed.frame.first >= end:
                 return end
+            key = packed.stretch.key
             for body in packed.bodies():
                 offset = _prefix.decode(body).offset
                 if position <= offset < end:
@@ -176,13 +178,18 @@ def _archived(
                     position = offset + 1
             progress(packed.frame.records)
     except (ArchiveCorrupt, ObjectMissing, msgspec.DecodeError) as error:
+        bad = error.key if isinstance(error, ArchiveCorrupt) and error.key else key
         stretch = archive.covering(place, position)
+        # The one before it may go on behind its last record, where control records stand.
+        while stretch is not None and bad not in ("", stretch.key):
+            position = stretch.next
+            stretch = archive.covering(place, position)
         gone = isinstance(error, ObjectMissing)
-        key = stretch.key if stretch else ""
+        bad = bad or (stretch.key if stretch else "")
         findings.append(
             Finding(
                 kind=Kind.SEGMENT_MISSING if gone else Kind.SEGMENT_CORRUPT,
-                where=key or at(place.topic, place.partition, position),
+                where=bad or at(place.topic, place.partition, position),
                 detail=str(error),
                 position=Position(topic=place.topic, partition=place.partition, offset=position),
             )

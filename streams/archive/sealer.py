@@ -18,6 +18,7 @@ from rollwire.schemas.errors import (
     HeadInvalid,
     LogUnavailable,
     ObjectConflict,
+    OffsetLost,
     RollwireError,
     StoreUnavailable,
     TopicMismatch,
@@ -90,10 +91,15 @@ def seal_epoch(
     and store raise.
     """
     trusted = trusted_keys(signer.public) if trusted is None else trusted
-    for _ in range(_RACES):
+    for race in range(_RACES):
         newest = newest_head(store, name)
         before = None if newest is None else _trusted_head(newest, name, trusted)
-        gathered = _gather(log, before, topics, clock, max_records, progress)
+        try:
+            gathered = _gather(log, before, topics, clock, max_records, progress)
+        except OffsetLost:
+            if race == _RACES - 1:
+                raise
+            continue  # retention went on while it was read: from what is left
         was_held = before.archived if before else ()
         in_archive = _held(was_held, archived)
         if not gathered.segments and not expired and in_archive == was_held:

@@ -23,7 +23,7 @@ from rollwire.streams.archive.sealed import Sealed, heads_of, marks_of, sealed, 
 from rollwire.streams.archive.sealer import UNSEALED, run_sealer, seal_epoch
 from rollwire.streams.archive.verify import verify
 from rollwire.streams.seams.clock import ManualClock
-from rollwire.streams.seams.log import Outgoing, TopicPartition
+from rollwire.streams.seams.log import Outgoing, Reader, TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store_memory import MemoryStore
 
@@ -210,6 +210,29 @@ def test_what_was_gone_before_it_was_sealed_is_told_and_no_finding() -> None:
     report = verify(log, store, name="run", trusted=TRUSTED, now_us=clock.now_us() + 10**18).report
     assert report.findings == ()
     assert sum(UNSEALED in note for note in report.notes) == 2
+
+
+def test_retention_that_goes_on_while_an_epoch_is_read_ends_no_sealer() -> None:
+    class Trimmed(MemoryLog):
+        """Retention takes records between the look at the beginnings and the first read."""
+
+        left = 2
+
+        def reader(self) -> Reader:
+            if self.left:
+                self.left -= 1
+                self.trim(AT, self.beginning_offsets([AT])[AT] + 10)
+            return super().reader()
+
+    clock = ManualClock()
+    log, store = Trimmed({"rollouts": 2, "rewards": 1}, clock), MemoryStore(clock)
+    write(log, 100)
+    head = seal(log, store)
+    assert head is not None
+    assert log.left == 0
+    assert [(p.begin, p.next) for p in head.partitions] == [(20, 100)]
+    assert [(e.first, e.next, e.policy) for e in head.expired] == [(0, 20, UNSEALED)]
+    assert verify(log, store, name="run", trusted=TRUSTED, now_us=0).report.findings == ()
 
 
 def test_what_policies_took_and_what_is_archived_stands_in_the_next_head() -> None:

@@ -164,8 +164,9 @@ def check_proof(data: bytes, trusted: Trusted) -> Proven:
             raise ProofInvalid(f"the record was sealed at {record.offset:,}, not at {proof.offset:,}")
     if not 0 <= proof.index < len(proof.leaves) or proof.leaves[proof.index] != proof.leaf:
         raise ProofInvalid("the record's leaf is not where the proof says, among those of its segment")
-    if not proof.first <= proof.offset < proof.next:
-        raise ProofInvalid("the segment does not hold the offset")
+    # Records ascend by one or more, so many before it and behind it leave no other offset where a segment has no holes.
+    if not proof.first + proof.index <= proof.offset <= proof.next - (len(proof.leaves) - proof.index):
+        raise ProofInvalid("the segment does not hold the offset at this place among its records")
     if not _leads(proof, head):
         raise ProofInvalid(f"it does not lead to the root that the head of epoch {head.epoch} signs")
     return Proven(head, TopicPartition(proof.topic, proof.partition), proof.offset, leaf, record)

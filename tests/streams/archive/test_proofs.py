@@ -122,6 +122,18 @@ def test_a_proof_without_its_record_proves_the_leaf(past: Past) -> None:
     assert proven.leaf == leaf_of(encode_record(entry))
 
 
+def test_c86_a_proof_without_its_record_proves_no_other_offset(past: Past) -> None:
+    """Where a segment has no holes, the place of a leaf says its offset."""
+    first = next(i for i, p in enumerate(past.proofs) if p.next - p.first == len(p.leaves))
+    bare = msgspec.structs.replace(past.proofs[first], record=None)
+    assert check_proof(write_proof(bare), TRUSTED).offset == bare.offset
+    for offset in range(bare.first - 1, bare.next + 1):
+        if offset == bare.offset:
+            continue
+        with pytest.raises(ProofInvalid, match="does not hold the offset"):
+            check_proof(write_proof(msgspec.structs.replace(bare, offset=offset)), TRUSTED)
+
+
 def test_the_head_in_a_proof_is_checked(past: Past) -> None:
     proof = past.proofs[10]
     with pytest.raises(KeyUnknown):

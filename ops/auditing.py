@@ -18,6 +18,7 @@ import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rollwire.schemas.errors import RollwireError
 from rollwire.streams.findings import MEANING, Report
@@ -61,7 +62,8 @@ def conclude(report: Report, json: Path | None = None) -> int:
     for column in ("finding", "where", "detail"):
         table.add_column(column)
     for finding in report.findings[:_SHOWN]:
-        table.add_row(finding.kind, finding.where, finding.detail)
+        # What stands in events is text, whatever brackets are in it.
+        table.add_row(finding.kind, Text(finding.where), Text(finding.detail))
     out.print(table)
     if len(report.findings) > _SHOWN:
         out.print(f"and {len(report.findings) - _SHOWN:,} more: --json has all")

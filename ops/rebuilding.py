@@ -20,6 +20,7 @@ from rollwire.schemas.errors import ConfigError, EnvironmentMissing, OffsetLost
 from rollwire.schemas.records import PackedBatch
 from rollwire.streams.archive.log import ArchivedLog
 from rollwire.streams.replay.plans import rederived_plans
+from rollwire.streams.replay.settings import Spoken
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.sealing import OpenKeys
@@ -47,12 +48,15 @@ class PastStack:
         return log, store
 
 
-def deriving(log: Log, past: Past) -> DerivedPlansLog:
-    """The log, with the plans that it has no more derived anew from rollouts, rewards and fates."""
+def deriving(log: Log, past: Past, spoken: Spoken | None = None) -> DerivedPlansLog:
+    """The log, with the plans that it has no more derived anew from rollouts, rewards and fates. `spoken`: settings of the
+    processors that come before those that the log says."""
 
     def derive(first: int, last: int) -> Iterator[tuple[PackedBatch, ...]]:
         try:
-            yield from rederived_plans(log, lineage=past.lineage, first_step=first, last_step=last)
+            yield from rederived_plans(
+                log, lineage=past.lineage, first_step=first, last_step=last, spoken=spoken
+            )
         except ConfigError as error:  # of a run from before settings stood in the log
             raise OffsetLost(
                 f"the plans of steps {first} to {last} cannot be derived anew: {error}"

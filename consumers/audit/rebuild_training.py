@@ -51,7 +51,7 @@ class ByTraining(NamedTuple):
 
     version: int
     equal: bool  # the published digest came out
-    trained: bool  # False: restored from its own checkpoint alone, or not reached
+    trained: bool  # by recorded steps from an older checkpoint; False: from its own alone, or not reached
     behind: int | None  # it follows from this version, whose step could not be taken or came out otherwise
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -194,7 +194,10 @@ class TrainingRebuild:
             raise ObjectMissing(f"version {way.start} has none, or no step is known beside it")
         # Whoever took the last of the steps had started at this checkpoint and taken the others again, the same.
         trains = [step for step in way.steps if self._past.versions[step.version].reverts_to is None]
-        self._recipe = recipe_of((trains[-1] if trains else first).settings)
+        trained = trains[-1] if trains else self._trained(way.start)
+        if trained is None:
+            raise ObjectMissing(f"version {way.start} has one, but no step says how it is trained")
+        self._recipe = recipe_of(trained.settings)
         self._learner = learner = self._make(self._recipe)
         what = f"the checkpoint of version {way.start}"
         try:
@@ -209,6 +212,16 @@ class TrainingRebuild:
         )
         self._held = way.start
         self._compare(event, what, before)
+
+    def _trained(self, version: int) -> TrainStep | None:
+        """The last step up to a version that trained, or the first one behind it: a revert has no settings of a trainer."""
+        trained = [
+            step
+            for step in self._past.steps.values()
+            if step.version not in self._past.versions or self._past.versions[step.version].reverts_to is None
+        ]
+        before = [step for step in trained if step.version <= version]
+        return before[-1] if before else next(iter(trained), None)
 
     def _no_checkpoint(self, version: int) -> Finding:
         return Finding(

@@ -19,7 +19,7 @@ class Way(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether anything is trained: else the version is its own checkpoint, or version 0."""
+        """Whether steps lead to the version: else it is its own checkpoint, or version 0."""
         return bool(self.steps)
 
 

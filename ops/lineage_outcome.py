@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from rollwire.consumers.audit.lineage import Answer, Serving, StepLine, VersionLine
 from rollwire.consumers.audit.versions import ranges
 from rollwire.ops.lineage_boxes import SOME, Boxes, Node, Tone, asked_for, bucketed, listed_of, span
@@ -23,7 +25,7 @@ def training(made: Boxes, answer: Answer) -> dict[int, str]:
             made.nodes.append(Node(f"s {name}", 4, f"step {name}", lines, tone))
             first[one.version] = f"s {name}"
             continue
-        made.nodes.append(_plan_node(name, some))
+        made.nodes.append(_plan_node(name, some, answer))
         made.nodes.append(_step_node(name, some))
         made.join(
             f"p {name}",
@@ -48,7 +50,7 @@ def _weights(answer: Answer) -> tuple[dict[int, int], set[int]]:
     return weights, lit
 
 
-def _plan_node(name: str, some: Sequence[StepLine]) -> Node:
+def _plan_node(name: str, some: Sequence[StepLine], answer: Answer) -> Node:
     gone = sum(step.plan_from != "packed-batches" for step in some)
     groups, sequences = sum(step.groups for step in some), sum(step.sequences for step in some)
     lines = [f"{groups:,} groups, {sequences:,} sequences"]
@@ -59,9 +61,16 @@ def _plan_node(name: str, some: Sequence[StepLine]) -> Node:
     elif gone:
         lines.append("known by the groups' fates")
     title = f"plan {some[0].plan_digest[:8]}" if len(some) == 1 else f"{len(some):,} plans"
-    return Node(
-        f"p {name}", 3, title, tuple(lines), "plain", (), listed_of(step.plan_digest for step in some)
-    )
+    listed = listed_of((*(f"plan {step.plan_digest}" for step in some), *_settings(answer)))
+    return Node(f"p {name}", 3, title, tuple(lines), "plain", (), listed)
+
+
+def _settings(answer: Answer) -> list[str]:
+    return [
+        f"{one.processor}, code {one.code}: {name} = {msgspec.json.encode(values).decode()}"
+        for one in answer.decided_by
+        for name, values in sorted(one.config.items())
+    ]
 
 
 def _step_node(name: str, some: Sequence[StepLine]) -> Node:

@@ -22,7 +22,7 @@ _PAGE: Final = """<!doctype html>
 <style>
 body {{ margin: 0; background: #fff; color: #1b1f24; font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }}
 .graph {{ overflow-x: auto; padding-bottom: 4px; }}
-.graph svg {{ display: block; }}
+.graph svg {{ display: block; max-width: 100%; height: auto; }}
 .box {{ cursor: pointer; }}
 .lit .box, .lit .edges path {{ opacity: .16; }}
 .lit .box.on, .lit .edges path.on {{ opacity: 1; }}

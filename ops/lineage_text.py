@@ -35,7 +35,7 @@ def draw_answer(answer: Answer, shown: int = SHOWN) -> Tree:
     else:  # from what was asked for to what it reached
         _groups(tree, answer, shown)
     for step in answer.steps[:shown]:
-        _step(tree, step, whole=len(answer.steps) == 1)
+        _step(tree, answer, step, whole=len(answer.steps) == 1)
     _more(tree, len(answer.steps) - shown, "steps")
     if answer.line:
         _groups(tree, answer, shown)
@@ -92,7 +92,7 @@ def way_text(answer: Answer) -> str:
     return ", ".join(parts)
 
 
-def _step(tree: Tree, step: StepLine, *, whole: bool) -> None:
+def _step(tree: Tree, answer: Answer, step: StepLine, *, whole: bool) -> None:
     if step.reverts_to is not None:
         by, why = step.settings.get("by", ""), step.settings.get("why", "")
         said = f", by {by}{f': {why}' if why else ''}" if by else ""
@@ -124,6 +124,13 @@ def _step(tree: Tree, step: StepLine, *, whole: bool) -> None:
         + "".join(f", {name} {value}" for name, value in known.items())
         + f"; learning rate {step.learning_rate:g}"
     )
+    for one in answer.decided_by:
+        branch.add(
+            _line(
+                f"{one.processor} by settings {one.digest[:16]}, code {one.code}, since {when(one.since_us)}"
+            )
+            + place(one.at)
+        )
 
 
 def _groups(tree: Tree, answer: Answer, shown: int) -> None:

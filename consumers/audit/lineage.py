@@ -11,7 +11,7 @@ own steps are asked for by their own numbers.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -105,6 +105,17 @@ class StepLine(_Record, frozen=True, kw_only=True):
     at: Position
 
 
+class SettingsLine(_Record, frozen=True, kw_only=True):
+    """What a processor had said it decides with when a step was taken."""
+
+    processor: str  # "assemble", "pack", "attribute", ...
+    code: str
+    digest: str  # blake3 hex of the settings
+    config: dict[str, Any]  # by section, as in a run's settings
+    since_us: int
+    at: Position
+
+
 class Stored(_Record, frozen=True, kw_only=True):
     key: str
     size: int  # bytes
@@ -181,6 +192,7 @@ class Answer(_Record, frozen=True, kw_only=True):
     line: tuple[
         int, ...
     ]  # the versions that the one asked for was made through, ascending; those abandoned are not in it
+    decided_by: tuple[SettingsLine, ...]  # of the step that made the version asked for; by processor
     objects: tuple[Stored, ...]  # of the version asked for, and of the way to it
     report: Report
 

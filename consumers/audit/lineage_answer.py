@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from rollwire.consumers.audit.lineage import (
     Answer,
@@ -13,6 +15,7 @@ from rollwire.consumers.audit.lineage import (
     Reached,
     RolloutLine,
     Serving,
+    SettingsLine,
     StepLine,
     VersionLine,
 )
@@ -88,6 +91,7 @@ def answer(facts: Facts) -> Answer:
         served=served,
         way=() if stored is None else stored.way,
         line=line,
+        decided_by=_decided_by(facts),
         objects=() if stored is None else stored.objects,
         report=Report(
             command="audit lineage",
@@ -96,6 +100,33 @@ def answer(facts: Facts) -> Answer:
             notes=(*facts.notes, *_erased_note(rollouts)),
         ),
     )
+
+
+def _decided_by(facts: Facts) -> tuple[SettingsLine, ...]:
+    """Only of a version that is asked for: what an event reached was decided at many moments."""
+    if facts.version is None or not facts.steps:
+        return ()
+    name, version = facts.steps[0]
+    finished_us = facts.book.steps[name][version].event.finished_us
+    return tuple(
+        SettingsLine(
+            processor=one.told.processor,
+            code=one.told.code,
+            digest=one.told.digest,
+            config=_config(one.told.config),
+            since_us=one.told.at_us,
+            at=one.at,
+        )
+        for one in facts.book.decided_by(name, finished_us)
+    )
+
+
+def _config(text: str) -> dict[str, Any]:
+    """Empty for what is no settings: whoever wrote such a notice, its digest is named, and the audit goes on."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def _ordered(facts: Facts) -> list[str]:

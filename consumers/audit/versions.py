@@ -19,6 +19,7 @@ from rollwire.schemas.records import (
     Event,
     FleetStatus,
     GroupFate,
+    Notice,
     Position,
     TrainStep,
     WeightLink,
@@ -26,8 +27,9 @@ from rollwire.schemas.records import (
 )
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.settings_notice import Told, told_in
 
-TOPICS: Final = ("weight-versions", "train-steps", "weight-links", "fleet-status", "erasures")
+TOPICS: Final = ("weight-versions", "train-steps", "weight-links", "fleet-status", "erasures", "notices")
 """What `VersionBook` is made from, in any order."""
 
 
@@ -38,6 +40,11 @@ class Published(NamedTuple):
 
 class Taken(NamedTuple):
     event: TrainStep
+    at: Position
+
+
+class Spoken(NamedTuple):
+    told: Told
     at: Position
 
 
@@ -65,6 +72,7 @@ class VersionBook:
         self.steps: dict[str, dict[int, Taken]] = {}  # by lineage, by the version made
         self.links = Links()
         self.erased: dict[str, Erasure] = {}  # by pseudonym, the last one
+        self._told: dict[str, list[Spoken]] = {}  # by processor
         self._served: dict[tuple[str, str], list[Said]] = {}
         self._reverts: dict[str, Reverts] = {}
         self._settings: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
@@ -83,6 +91,10 @@ class VersionBook:
                 self.links.add(event)
             case FleetStatus():
                 self._say(event, at)
+            case Notice():
+                told = told_in(event)
+                if told is not None:
+                    self._told.setdefault(told.processor, []).append(Spoken(told, at))
             case Erasure():
                 self.erased[event.subject] = event
             case _:
@@ -124,6 +136,14 @@ class VersionBook:
             if read_to is None or (one.version in published and published[one.version].at.offset < read_to)
         ]
         return None if reverts.passes_over(made, known[-1] if known else None) else made
+
+    def decided_by(self, lineage: str, at_us: int) -> tuple[Spoken, ...]:
+        """The settings that each processor had said last by a moment, for `lineage` or for any; by processor."""
+        found: list[Spoken] = []
+        for _, spoken in sorted(self._told.items()):
+            fitting = [one for one in spoken if one.told.at_us <= at_us and one.told.lineage in ("", lineage)]
+            found += fitting[-1:]
+        return tuple(found)
 
     def served(self, wanted: Mapping[int, Collection[str]]) -> tuple[Served, ...]:
         """Who served one of `wanted`, version -> state digests, and when; by fleet, replica and time.

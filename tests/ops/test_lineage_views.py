@@ -22,6 +22,7 @@ from rollwire.consumers.audit.lineage import (
     RewardLine,
     RolloutLine,
     Serving,
+    SettingsLine,
     StepLine,
     Stored,
     VersionLine,
@@ -178,6 +179,18 @@ def made(shape: Shape) -> Answer:
         ),
         way=() if asked is None else (WayStep(kind="anchor", base=None, version=0, bytes=9_000),),
         line=() if asked is None else tuple(range(asked + 1)),
+        decided_by=()
+        if asked is None
+        else (
+            SettingsLine(
+                processor="pack",
+                code="0.1.0",
+                digest="ab" * 32,
+                config={"pack": {"max_lag_versions": 3}},
+                since_us=START_US,
+                at=at("notices", 0),
+            ),
+        ),
         objects=() if asked is None else (Stored(key="k", size=1, sha256="", what="shard", there=False),),
         report=Report(
             command="audit lineage",
@@ -306,6 +319,7 @@ def test_a_page_needs_nothing_from_elsewhere_and_says_what_was_found(tmp_path: P
     write_picture(made(SHAPES["many"]), tmp_path / "p.html")
     page = (tmp_path / "p.html").read_text()
     assert "object_missing" in page
+    assert "max_lag_versions" in page
     assert "&lt;k&gt;" in page
     assert re.findall(r'(?:src|href)="', page) == []
     assert set(re.findall(r"https?://[^\"' <]+", page)) == {"http://www.w3.org/2000/svg"}

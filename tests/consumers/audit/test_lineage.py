@@ -34,6 +34,7 @@ from rollwire.streams.seams.log import Outgoing, TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_memory import MemoryStore
+from rollwire.streams.settings_notice import settings_notice, told_of
 
 SEEDS = range(16)  # processes die, versions are taken back, live traffic and poison are among it
 NO_FEEDBACK = (
@@ -128,6 +129,29 @@ def test_settings_and_code_and_the_way_to_the_weights_are_told() -> None:
     assert [one.version for one in answer.way][-1] == 2
     assert answer.objects
     assert all(one.there for one in answer.objects)
+
+
+def test_the_settings_of_the_processors_are_those_of_then() -> None:
+    simulation = simulated(with_versions(2))
+    lineage = simulation.laws.versions[0].lineage
+    steps = {one.version: one.finished_us for one in simulation.laws.steps}
+
+    def say(at_us: int, lag: int, of: str = lineage) -> None:
+        told = told_of("pack", {"pack": {"max_lag": lag}}, lineage=of, code="1", at_us=at_us)
+        event = settings_notice(told, model="policy")
+        simulation.log.writer().write([outgoing(event, source="test", time_us=at_us)])
+
+    first, second = steps[1], steps[2]
+    assert first < second
+    say(first - 2, 1)
+    say(first - 1, 7, of=lineage[::-1])  # another run's
+    say(first + 1, 2)
+    say(second + 1, 3)
+    asked = [Tracer(simulation.log, None).version(version).decided_by for version in (1, 2)]
+    assert [[one.config for one in some] for some in asked] == [
+        [{"pack": {"max_lag": 1}}],
+        [{"pack": {"max_lag": 2}}],
+    ]
 
 
 def test_the_manifest_says_what_the_step_consumed() -> None:

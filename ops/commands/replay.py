@@ -58,7 +58,7 @@ def replay(
         Only groups opened from this moment on (2026-11-30T06:00, UTC unless it says otherwise), or records from this offset of
         each partition on.
     end
-        Only what came before this moment, or this offset.
+        End at this moment, or before this offset of each partition; what is open then stays open.
     set_
         section.key=value, as in `--set pack.max_lag_versions=2 --set assemble.baseline=leave_one_out`; `--set rules=FILE`: what
         feedback is worth.

@@ -41,9 +41,10 @@ class Scope(NamedTuple):
             min(self.to_us, other.to_us),
         )
 
-    def holds(self, group_id: str) -> bool:
+    def holds(self, group_id: str, decided_us: int) -> bool:
+        """Whether a group was opened within, and met its fate before the end."""
         try:
-            return self.from_us <= opened_us(group_id) < self.to_us
+            return self.from_us <= opened_us(group_id) and decided_us < self.to_us
         except Refused:
             return False
 
@@ -75,10 +76,11 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.scope = Scope()
-        self.joined: dict[str, Fate] = {}  # what a join made of each group
-        self.packed: dict[str, Fate] = {}  # and what `pack` made of those that it got
-        self.rewards: dict[str, float | None] = {}  # that feedback earned, by rollout
-        self.plans: dict[int, Plan] = {}
+        # Each with the moment at which it was decided.
+        self.joined: dict[str, tuple[int, Fate]] = {}  # what a join made of each group
+        self.packed: dict[str, tuple[int, Fate]] = {}  # and what `pack` made of those that it got
+        self.rewards: dict[str, tuple[int, float | None]] = {}  # that feedback earned, by rollout
+        self.plans: dict[int, tuple[int, Plan]] = {}
 
     def add(self, event: object) -> None:
         match event:
@@ -88,16 +90,17 @@ class Outcomes:
                     frozenset(said["processors"].split(",")), int(said["from_us"]), int(said["to_us"])
                 )
             case Group():
-                self.joined.setdefault(event.group_id, Fate(decided_by(event) or "", "group", ""))
+                fate = Fate(decided_by(event) or "", "group", "")
+                self.joined.setdefault(event.group_id, (event.cut.clock_us, fate))
             case GroupFate():
                 fates = self.packed if event.decided_by == PACK else self.joined
-                fates.setdefault(event.group_id, Fate(event.decided_by, event.fate, event.reason))
+                fate = Fate(event.decided_by, event.fate, event.reason)
+                fates.setdefault(event.group_id, (event.cut.clock_us, fate))
             case Reward() if event.source == "user":
-                self.rewards.setdefault(event.rollout_id, event.reward)
+                self.rewards.setdefault(event.rollout_id, (event.scored_us, event.reward))
             case PackedBatch() if event.rank == 0:
-                self.plans[event.step] = Plan(
-                    event.plan_digest, event.group_ids, event.total_sequences, event.total_tokens
-                )
+                plan = Plan(event.plan_digest, event.group_ids, event.total_sequences, event.total_tokens)
+                self.plans[event.step] = event.cut.clock_us, plan
             case _:
                 pass
 
@@ -170,9 +173,7 @@ def compare(a: Outcomes, b: Outcomes) -> Diff:
     """What the processors that both ran came to, for the groups that both were run over."""
     scope = a.scope.both(b.scope)
     fates_a, fates_b = _fates(a, scope), _fates(b, scope)
-    rewards = ATTRIBUTE in scope.processors
-    given_a = {i: r for i, r in a.rewards.items() if rewards and scope.holds(i.rpartition(".")[0])}
-    given_b = {i: r for i, r in b.rewards.items() if rewards and scope.holds(i.rpartition(".")[0])}
+    given_a, given_b = _given(a, scope), _given(b, scope)
     kept_a = {name for (by, name), fate in fates_a.items() if by == PACK and fate.fate == "kept"}
     kept_b = {name for (by, name), fate in fates_b.items() if by == PACK and fate.fate == "kept"}
     return Diff(
@@ -195,17 +196,27 @@ def compare(a: Outcomes, b: Outcomes) -> Diff:
             for i in sorted(given_a.keys() | given_b.keys())
             if _reward(given_a, i) != _reward(given_b, i)
         ),
-        plans=_plans(a.plans, b.plans) if PACK in scope.processors else None,
+        plans=_plans(_planned(a, scope), _planned(b, scope)) if PACK in scope.processors else None,
     )
 
 
 def _fates(found: Outcomes, scope: Scope) -> dict[tuple[str, str], Fate]:
     """(processor kind, group) -> fate. What a join made and what `pack` made of it are two facts."""
     joins = scope.processors & {SAMPLED.name, LIVE.name}
-    named = [("join", n, f) for n, f in found.joined.items() if f.decided_by in joins]
+    named = [("join", n, at, f) for n, (at, f) in found.joined.items() if f.decided_by in joins]
     if PACK in scope.processors:
-        named += [(PACK, n, f) for n, f in found.packed.items()]
-    return {(kind, name): fate for kind, name, fate in named if scope.holds(name)}
+        named += [(PACK, n, at, f) for n, (at, f) in found.packed.items()]
+    return {(kind, name): fate for kind, name, at, fate in named if scope.holds(name, at)}
+
+
+def _given(found: Outcomes, scope: Scope) -> dict[str, float | None]:
+    if ATTRIBUTE not in scope.processors:
+        return {}
+    return {i: r for i, (at, r) in found.rewards.items() if scope.holds(i.rpartition(".")[0], at)}
+
+
+def _planned(found: Outcomes, scope: Scope) -> dict[int, Plan]:
+    return {step: plan for step, (at, plan) in found.plans.items() if scope.from_us <= at < scope.to_us}
 
 
 def _rows(a: Iterable[Fate], b: Iterable[Fate]) -> tuple[Row, ...]:

@@ -24,7 +24,7 @@ class Made(NamedTuple):
 class Window(NamedTuple):
     """From one moment to before another, by the broker's time; and from one offset to before another, of every partition.
 
-    A group counts where it was opened within: one that was opened before would lack members.
+    A group that was opened before it does not count: it would lack members.
     """
 
     from_us: int = 0

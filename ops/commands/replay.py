@@ -69,14 +69,14 @@ def replay(
     lineage
         Whose plans are made, where the topics hold several.
     """
-    changes, rules = _changes(set_)
+    changes, rules = changes_of(set_)
     at = broker(dir, bootstrap, prefix, schema_registry)
     logs = LiveLogs(dir, bootstrap, prefix, schema_registry, into)
     with logs() as opened:
         what = planned_whatif(
             processors,
             read_spoken(opened.history, changes),
-            _window(start, end),
+            window_of(start, end),
             rules=rules,
             lineage=lineage,
         )
@@ -109,7 +109,7 @@ def _show(done: Replayed, into: str) -> None:
         )
 
 
-def _changes(given: Sequence[str]) -> tuple[dict[str, Any], Rules | None]:
+def changes_of(given: Sequence[str]) -> tuple[dict[str, Any], Rules | None]:
     """Settings by dotted name, values read as JSON where they are JSON; and the rules. Raises `ConfigError`."""
     changes: dict[str, Any] = {}
     rules: Rules | None = None
@@ -135,7 +135,8 @@ def _changes(given: Sequence[str]) -> tuple[dict[str, Any], Rules | None]:
     return changes, rules
 
 
-def _window(start: str | None, end: str | None) -> Window:
+def window_of(start: str | None, end: str | None) -> Window:
+    """Of times or offsets as people write them. Raises `ConfigError`."""
     window = Window()
     if start is not None:
         window = (

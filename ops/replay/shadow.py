@@ -53,12 +53,7 @@ class LiveLogs:
 def make_shadow(bootstrap: str, source: str, into: str, history: Log) -> None:
     """Creates the shadow topics under `into`. Raises `ConfigError` where they are the source's, or hold something, or have
     other partition counts than the history."""
-    if into == source:
-        raise ConfigError(f"--into {into!r} is the history itself: name another prefix")
-    if not into or into.startswith(source) or source.startswith(into):
-        raise ConfigError(
-            f"--into {into!r} and the history's prefix {source!r} begin alike: topics of one would be taken for the other's"
-        )
+    check_prefix(source, into)
     apply_topics(bootstrap, into)
     counts = {state.name.removeprefix(into): state.partitions for state in list_topics(bootstrap, into)}
     other = [name for name in _INPUTS if history.partitions(name) != counts[name]]
@@ -71,6 +66,16 @@ def make_shadow(bootstrap: str, source: str, into: str, history: Log) -> None:
         held = [name for name in TOPICS if _holds(shadow, name)]
     if held:
         raise ConfigError(f"{into}{held[0]} holds records already: replay into a prefix of its own")
+
+
+def check_prefix(source: str, into: str) -> None:
+    """Raises `ConfigError` for a prefix that is the history's, or could be taken for it."""
+    if into == source:
+        raise ConfigError(f"--into {into!r} is the history itself: name another prefix")
+    if not into or into.startswith(source) or source.startswith(into):
+        raise ConfigError(
+            f"--into {into!r} and the history's prefix {source!r} begin alike: topics of one would be taken for the other's"
+        )
 
 
 def _holds(log: Log, topic: str) -> bool:

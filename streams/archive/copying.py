@@ -13,9 +13,9 @@ from rollwire.streams.archive.layout import stretch_key
 from rollwire.streams.archive.leaves import Content, encode_record
 from rollwire.streams.archive.objects import STRETCH_BYTES, StretchWriter, content_digest
 from rollwire.streams.archive.plan_copy import Todo
-from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.scan import Range, read_ranges
 from rollwire.streams.seams.store import ObjectStore
 
 _FULL: Final = STRETCH_BYTES * 3 // 4  # a stretch that has this much ends with its segment
@@ -164,5 +164,5 @@ def copy_segments(
 
 
 def _records(log: Log, at: TopicPartition, first: int, end: int, clock: Clock) -> Iterator[Record]:
-    for batch in batches(log, {at: Range(first, end)}, clock=clock):
+    for batch in read_ranges(log, {at: Range(first, end)}, clock=clock):
         yield from batch

@@ -6,10 +6,10 @@ from rollwire.schemas.errors import HeadInvalid, LogError, ProofInvalid
 from rollwire.streams.archive.heads import Head
 from rollwire.streams.archive.layout import head_key
 from rollwire.streams.archive.proofs import Proof, chain_before, make_proof
-from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.archive.sealed import StoredHead, Trusted, epochs_of, opened, segments_of
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.scan import Range, read_ranges
 from rollwire.streams.seams.store import ObjectStore
 
 
@@ -40,7 +40,7 @@ def prove(
     segment = table[index]
     records: list[Record] = []
     try:
-        for batch in batches(log, {at: Range(segment.first, segment.next)}, clock=clock):
+        for batch in read_ranges(log, {at: Range(segment.first, segment.next)}, clock=clock):
             records += batch
     except LogError as error:
         raise ProofInvalid(

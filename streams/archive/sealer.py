@@ -30,7 +30,6 @@ from rollwire.streams.archive.heads import FORMAT, Expired, Head, PartitionHead,
 from rollwire.streams.archive.layout import head_key, marks_key, table_key
 from rollwire.streams.archive.leaves import tree_leaf
 from rollwire.streams.archive.marks import Marks, pack_marks
-from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.archive.sealed import (
     StoredHead,
     Trusted,
@@ -43,6 +42,7 @@ from rollwire.streams.archive.sealed import (
 from rollwire.streams.archive.tree import root_of
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.scan import Range, read_ranges
 from rollwire.streams.seams.store import HoldingStore, ObjectStore
 
 EPOCH_RECORDS: Final = 1_000_000
@@ -212,7 +212,7 @@ def _gather(
             )
     segments: list[Segment] = []
     read = 0
-    for batch in batches(log, ranges, clock=clock):
+    for batch in read_ranges(log, ranges, clock=clock):
         for record in batch:
             segment = chains[TopicPartition(record.topic, record.partition)].add(record)
             if segment is not None:

@@ -10,11 +10,11 @@ from rollwire.schemas.errors import ArchiveCorrupt, LogError, ObjectMissing
 from rollwire.streams.archive.chain import Segment
 from rollwire.streams.archive.leaves import leaf_of_fields
 from rollwire.streams.archive.marks import MARK_BYTES, Mark
-from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_read import Extent
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.scan import Range, read_ranges
 
 _FAR = 20_000  # offsets that are read over rather than jumped over: a reader that starts takes as long
 
@@ -105,7 +105,7 @@ class LookAgain:
         self._at = self._ahead = self._coming = None
 
     def _reading(self, at: TopicPartition, range_: Range) -> Generator[Record, None, None]:
-        with closing(batches(self._log, {at: range_}, clock=self._clock)) as coming:
+        with closing(read_ranges(self._log, {at: range_}, clock=self._clock)) as coming:
             for batch in coming:
                 yield from batch
 

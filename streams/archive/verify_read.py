@@ -14,12 +14,12 @@ import msgspec
 from rollwire.schemas.errors import ArchiveCorrupt, ObjectMissing, OffsetLost
 from rollwire.schemas.records import Position
 from rollwire.streams.archive.follow import Follower
-from rollwire.streams.archive.reading import Range, batches
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_tables import Placed
 from rollwire.streams.findings import Finding, Kind, at
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.scan import Range, read_ranges
 
 Sections = Mapping[TopicPartition, Sequence[Placed]]
 """The segments to look at, by partition, in their order."""
@@ -112,7 +112,7 @@ def _read(
 ) -> None:
     while True:
         try:
-            for batch in batches(log, ranges, clock=clock):
+            for batch in read_ranges(log, ranges, clock=clock):
                 for (topic, partition), records in groupby(batch, _place):
                     place = TopicPartition(topic, partition)
                     some = list(records)

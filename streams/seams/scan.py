@@ -1,13 +1,21 @@
-"""Reads stretches of topics once, from their beginning to where they end now: for auditors, ledgers and restarts."""
+"""Reads stretches of topics once, by default from their beginning to where they end now: for auditors, ledgers and restarts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from rollwire.schemas.errors import DeadlineExceeded, OffsetLost
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.places import partitions_of
+
+
+class Range(NamedTuple):
+    """Offsets [first, next)."""
+
+    first: int
+    next: int
 
 
 class Lost(NamedTuple):
@@ -70,11 +78,30 @@ def scan_batches(
     lost: Callable[[Lost], None] | None = None,
 ) -> Iterator[list[Record]]:
     """The same as they come, `BATCH` at most: for who does something with many at once."""
-    clock = clock or SystemClock()
-    partitions = [TopicPartition(topic, p) for topic in topics for p in range(log.partitions(topic))]
+    partitions = partitions_of(log, topics)
     ends = log.written_offsets(partitions) if hidden else log.end_offsets(partitions)
     begins = {**log.beginning_offsets(partitions), **(start or {})}
-    open_ = {p: begins[p] for p in partitions if begins[p] < ends[p]}
+    ranges = {p: Range(begins[p], ends[p]) for p in partitions}
+    yield from read_ranges(log, ranges, patience_s=patience_s, clock=clock, lost=lost)
+
+
+def read_ranges(
+    log: Log,
+    ranges: Mapping[TopicPartition, Range],
+    *,
+    patience_s: float = 30.0,
+    clock: Clock | None = None,
+    lost: Callable[[Lost], None] | None = None,
+) -> Generator[list[Record], None, None]:
+    """The records of `ranges`, `BATCH` at most at once, in order within each partition. No range may end behind what is
+    decided.
+
+    `lost` as of `scan`. Raises `DeadlineExceeded` when no record and no progress comes for `patience_s` seconds, and what a
+    reader raises.
+    """
+    clock = clock or SystemClock()
+    ends = {p: range_.next for p, range_ in ranges.items() if range_.first < range_.next}
+    open_ = {p: ranges[p].first for p in ends}
     if not open_:
         return
     reader = log.reader()
@@ -82,7 +109,6 @@ def scan_batches(
         reader.assign(open_)
         deadline = clock.monotonic_s() + patience_s
         while open_:
-            before = dict(open_)
             try:
                 records = reader.poll(BATCH, 0.5)
             except OffsetLost:
@@ -92,20 +118,21 @@ def scan_batches(
                 for hole in holes:
                     lost(hole)
                 # What a reader had taken before it found the hole is read again.
-                open_ = {
-                    p: at
-                    for p, at in {**open_, **{h.partition: h.next for h in holes}}.items()
-                    if at < ends[p]
-                }
+                open_ |= {hole.partition: hole.next for hole in holes}
+                open_ = {p: at for p, at in open_.items() if at < ends[p]}
                 reader.assign(open_)
                 continue
             positions = reader.positions()
-            if any(at > ends[p] for p, at in positions.items()):
+            # Control records sit between the last event and the end, so the position tells, not the last offset.
+            done = [p for p in open_ if positions[p] >= ends[p]]
+            if any(positions[p] > ends[p] for p in done):
+                # More was written since: it is of no range.
                 records = [r for r in records if r.offset < ends[TopicPartition(r.topic, r.partition)]]
             if records:
                 yield records
-            # Control records sit between the last event and the end, so the position tells, not the last offset.
-            open_ = {p: at for p, at in positions.items() if p in open_ and at < ends[p]}
+            before, open_ = open_, {p: positions[p] for p in open_ if positions[p] < ends[p]}
+            if done and open_:
+                reader.pause(done)
             if open_ != before:
                 deadline = clock.monotonic_s() + patience_s
             elif clock.monotonic_s() > deadline:

@@ -23,12 +23,11 @@ def planned_batches(
     clock: Clock | None = None,
 ) -> Iterator[tuple[TopicPartition, list[Record]]]:
     """Records of [starts, ends) in the times of the lake, in order within each partition."""
+    limited = lake.from_ms is not None or lake.to_ms is not None
     ranges = {at: Range(starts[at], end) for at, end in ends.items()}
     for batch in read_ranges(log, ranges, lost=lost, clock=clock):
         for partition, run in groupby(batch, attrgetter("partition")):
             at, records = TopicPartition(topic, partition), list(run)
-            if records[-1].offset >= ends.get(at, 0):
-                records = [record for record in records if record.offset < ends.get(at, 0)]
             if limited:
                 records = [record for record in records if in_time(lake, record)]
             if records:

@@ -68,7 +68,7 @@ def test_a_missing_object_is_found_on_either_way(
 def test_a_manifest_of_a_newer_release_is_named_with_its_object_and_the_remedy(
     store: MemoryStore, events: list[WeightVersion]
 ) -> None:
-    data = b'{"format":3,"whatever":[]}'
+    data = b'{"format":4,"whatever":[]}'
     claim = Claim(key=manifest_key("m", sha256_hex(data)), size=len(data), sha256=sha256_hex(data))
     store.create(claim.key, data)
     newer = [*events[:2], msgspec.structs.replace(events[2], anchor=claim)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
 
 from rollwire.schemas.errors import AuditError, DeadlineExceeded, RollwireError
@@ -18,6 +20,7 @@ _BATCH: Final = 200  # records that go from one process to another at once
 _AHEAD: Final = 16  # batches that a worker may be ahead
 _PATIENCE_S: Final = 120.0
 _PAUSE_S: Final = 0.02
+_LOOK_S: Final = 1.0
 
 
 class Logs(NamedTuple):
@@ -33,43 +36,50 @@ Job = Callable[[Logs], Iterator[Made]]
 
 
 def shared(jobs: Sequence[Job], open_logs: OpenLogs, workers: int) -> Iterator[Made]:
-    """What all jobs make, by (moment, job, order within it). Raises what a job raises; `DeadlineExceeded` where a worker gives
-    nothing for two minutes."""
+    """What all jobs make, by (moment, job, order within it). Raises `AuditError` with what a job raises in a worker, or that
+    it died; `DeadlineExceeded` where one gives nothing for two minutes."""
     if workers <= 1 or len(jobs) <= 1:
         with open_logs() as logs:
             yield from _in_order([job(logs) for job in jobs])
         return
     context = get_context("spawn")
     with ExitStack() as stack:
-        streams: list[Iterator[Made]] = []
-        places: list[list[tuple[Job, Any]]] = [[] for _ in range(min(workers, len(jobs)))]
-        for number, job in enumerate(jobs):
-            channel = context.Queue(_AHEAD)
-            places[number % len(places)].append((job, channel))
-            streams.append(_received(channel))
-        for mine in places:
+        channels = [context.Queue(_AHEAD) for _ in jobs]
+        processes: list[BaseProcess] = []
+        count = min(workers, len(jobs))
+        for number in range(count):
+            mine = list(zip(jobs, channels, strict=True))[number::count]
             process = context.Process(target=_work, args=(open_logs, mine), daemon=True)
             process.start()
             stack.callback(process.join, 10)
             stack.callback(process.terminate)
-        yield from _in_order(streams)
+            processes.append(process)
+        yield from _in_order([_received(c, processes[i % count]) for i, c in enumerate(channels)])
 
 
 def _in_order(streams: Sequence[Iterator[Made]]) -> Iterator[Made]:
     return heapq.merge(*streams, key=lambda made: made.at_us)
 
 
-def _received(channel: Any) -> Iterator[Made]:
+def _received(channel: Any, worker: BaseProcess) -> Iterator[Made]:
+    """What a worker sends of one job."""
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
+        ended = not worker.is_alive()  # before the look: what it sent last is there then
         try:
-            batch = channel.get(timeout=_PATIENCE_S)
+            batch = channel.get(timeout=_LOOK_S)
         except queue.Empty:
-            raise DeadlineExceeded(f"a replay's worker gave nothing for {_PATIENCE_S:g} s") from None
+            if ended:
+                raise AuditError(f"a replay's worker ended with code {worker.exitcode}") from None
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"a replay's worker gave nothing for {_PATIENCE_S:g} s") from None
+            continue
         if isinstance(batch, str):
             raise AuditError(batch)
         if not batch:
             return
         yield from batch
+        deadline = time.monotonic() + _PATIENCE_S
 
 
 class _Running:

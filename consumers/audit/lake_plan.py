@@ -11,11 +11,12 @@ All are create-only. Where a stretch ends follows from the records alone, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from rollwire.schemas.errors import ArchiveCorrupt
@@ -58,7 +59,7 @@ class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     sha256: str
-    digest: str  # of the rows' records: see `record_digest`, 32 hex digits
+    digest: str  # of the rows' records: see `Digest`, 32 hex digits
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +75,8 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.rows for file in self.files)
 
     @property
-    def digest(self) -> int:
-        return sum(int(file.digest, 16) for file in self.files) % _MOD
+    def digest(self) -> str:
+        return summed(file.digest for file in self.files)
 
 
 class Finished(NamedTuple):
@@ -85,15 +86,31 @@ class Finished(NamedTuple):
     pending: tuple[Range, ...]  # what is planned and not done, in the order of the rounds
 
 
-def record_digest(record: Record) -> int:
-    """blake3 of partition, offset and value, 128 bits. Of several records: the sum modulo 2^128, whatever their order."""
-    value = record.value
-    head = b"%d %d %d " % (record.partition, record.offset, -1 if value is None else len(value))
-    return int.from_bytes(blake3(head + (value or b"")).digest(16), "big")
+class Digest:
+    """Of records of one partition in their order: blake3 of their values end to end, and of their places and lengths, 128 bits.
+
+    The same for the same records, however many are added at a time.
+    """
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._values = blake3()
+        self._places = blake3()
+
+    def add(self, records: Sequence[Record]) -> None:
+        values = [record.value for record in records]
+        self._values.update(b"".join([value for value in values if value is not None]))
+        lengths = [-1 if value is None else len(value) for value in values]
+        self._places.update(np.array([[record.offset for record in records], lengths], "<i8").T.tobytes())
+
+    def hexdigest(self) -> str:
+        head = self._partition.to_bytes(4, "big")
+        return blake3(head + self._places.digest() + self._values.digest()).hexdigest(16)
 
 
-def summed(digests: Iterable[int]) -> int:
-    return sum(digests) % _MOD
+def summed(digests: Iterable[str]) -> str:
+    """Of several digests one: the sum modulo 2^128, whatever their order."""
+    return f"{sum(int(digest, 16) for digest in digests) % _MOD:032x}"
 
 
 def hour_of(timestamp_ms: int) -> int:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence, Sized
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, chain
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec.structs import astuple
 
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.codec import schema_for
@@ -48,6 +49,8 @@ _LOGICAL: Final = {
     "timestamp-micros": pa.timestamp("us", "UTC"),
     "timestamp-millis": pa.timestamp("ms", "UTC"),
 }
+_NAMES: Final = ["ce_specversion", "ce_type", "ce_source", "ce_id", "ce_time", "content-type"]
+_ID: Final = _NAMES.index("ce_id")
 _HEADERS: Final = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 
 POSITION: Final = (
@@ -86,29 +89,32 @@ class Table(NamedTuple):
     """What makes batches of a topic's events."""
 
     schema: Any  # pyarrow.Schema
-    fields: tuple[tuple[Callable[[Event], Any], Build], ...]
+    fields: tuple[tuple[int, Build], ...]  # which of an event's fields, and its column
 
     def batch(self, records: Sequence[Record], events: Sequence[Event]) -> Any:
         """A `pyarrow.RecordBatch`, one row a record."""
-        columns = [*_of_records(records), *(build(list(map(get, events))) for get, build in self.fields)]
+        # All fields at once take half the time of one after the other.
+        values = list(zip(*map(astuple, events), strict=True))
+        columns = [*_of_records(records), *(build(values[place]) for place, build in self.fields)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 @cache
 def table_of(topic: str) -> Table:
     """Raises `ConfigError` for a topic whose schema has what Parquet does not: no released one does."""
-    avro = json.loads(schema_for(TOPICS[topic].record_class).text)
+    record_class = TOPICS[topic].record_class
+    avro = json.loads(schema_for(record_class).text)
     names: dict[str, Any] = {}
     withheld = WITHHELD.get(topic, frozenset())
     schema_fields: list[Any] = list(OF_RECORD)
-    fields: list[tuple[Callable[[Event], Any], Build]] = []
+    fields: list[tuple[int, Build]] = []
     for field in avro["fields"]:
         column, nullable = _column(field["type"], field["name"], names)
         if field["name"] in withheld:
             continue
         metadata = {"doc": field.get("doc", "")}
         schema_fields.append(pa.field(field["name"], column.type, nullable=nullable, metadata=metadata))
-        fields.append((attrgetter(field["name"]), column.build))
+        fields.append((record_class.__struct_fields__.index(field["name"]), column.build))
     metadata = {"topic": topic, "avro": f"{avro['namespace']}.{avro['name']}"}
     return Table(pa.schema(schema_fields, metadata=metadata), tuple(fields))
 
@@ -125,16 +131,34 @@ def positions(records: Sequence[Record]) -> list[Any]:
 def _of_records(records: Sequence[Record]) -> list[Any]:
     keys = pa.array([record.key for record in records], pa.binary()).cast(pa.string())
     headers = [record.headers for record in records]
-    ids = [next((value for name, value in some if name == "ce_id"), None) for some in headers]
     flat = list(chain.from_iterable(headers))
-    names = pa.array([name for name, _ in flat], pa.string())
-    values = pa.array([value for _, value in flat], pa.binary())
-    listed = pa.ListArray.from_arrays(
-        _offsets(headers),
-        pa.StructArray.from_arrays([names, values], fields=list(_HEADERS.value_type)),
-        type=_HEADERS,
+    found = list(map(_first, flat))
+    values = list(map(_second, flat))
+    if found == _NAMES * len(headers):
+        # As the codec writes them: nothing has to be looked for.
+        ids, names = values[_ID :: len(_NAMES)], _named(len(headers))
+    else:
+        ids, names = list(map(_id_of, headers)), pa.array(found, pa.string())
+    pairs = pa.StructArray.from_arrays(
+        [names, pa.array(values, pa.binary())], fields=list(_HEADERS.value_type)
     )
+    listed = pa.ListArray.from_arrays(_offsets(headers), pairs, type=_HEADERS)
     return [*positions(records), keys, pa.array(ids, pa.binary()).cast(pa.string()), listed]
+
+
+@lru_cache(maxsize=8)
+def _named(count: int) -> Any:
+    return pa.array(_NAMES * count, pa.string())
+
+
+_first, _second = itemgetter(0), itemgetter(1)
+
+
+def _id_of(headers: Sequence[tuple[str, bytes | None]]) -> bytes | None:
+    for name, value in headers:
+        if name == "ce_id":
+            return value
+    return None
 
 
 def _offsets(lists: Sequence[Sized]) -> Any:
@@ -218,18 +242,29 @@ def _map(content: _Column) -> _Column:
 
 
 def _struct(inner: Mapping[str, _Column]) -> _Column:
-    fields = [pa.field(name, column.type) for name, column in inner.items()]
-    getters = [(attrgetter(name), column.build) for name, column in inner.items()]
+    kind = pa.struct([pa.field(name, column.type) for name, column in inner.items()])
+    builds = list(inner.items())
 
     def build(values: Sequence[Any]) -> Any:
         mask = _missing(values)
-        if mask is None:
-            arrays = [make(list(map(get, values))) for get, make in getters]
-        else:
-            arrays = [make([None if one is None else get(one) for one in values]) for get, make in getters]
-        return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
+        present = values if mask is None else [value for value in values if value is not None]
+        if not present:
+            return pa.nulls(len(values), kind)
+        columns = dict(
+            zip(present[0].__struct_fields__, zip(*map(astuple, present), strict=True), strict=True)
+        )
+        if mask is not None:
+            columns = {name: _spread(column, values) for name, column in columns.items()}
+        arrays = [column.build(columns[name]) for name, column in builds]
+        return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
 
-    return _Column(pa.struct(fields), build)
+    return _Column(kind, build)
+
+
+def _spread(column: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """A column of those that are there, with None for the others."""
+    more = iter(column)
+    return [None if value is None else next(more) for value in values]
 
 
 def _missing(values: Sequence[Any]) -> Any:

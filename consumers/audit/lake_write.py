@@ -15,12 +15,11 @@ from rollwire.consumers.audit.lake_plan import (
     FORMAT,
     STRETCH_BYTES,
     STRETCH_RECORDS,
+    Digest,
     LakeFile,
     Stretch,
     file_key,
     hour_of,
-    record_digest,
-    summed,
 )
 from rollwire.consumers.audit.lake_schema import DELETED, UNDECODED, positions, table_of
 from rollwire.schemas.errors import Refused
@@ -29,8 +28,8 @@ from rollwire.streams.emit import deletes
 from rollwire.streams.seams.log import Record
 
 EVENTS, UNDECODED_KIND, DELETED_KIND = "", "_undecoded/", "_deleted/"
-_FEW: Final = 1_000
-"""Rows of one conversion to columns: more do not stay in the caches, fewer pay a call of Arrow each."""
+_FEW: Final = 400
+"""Rows of one conversion to columns: of many more the first have left the caches, and each conversion has its own cost."""
 
 
 class Encoded(NamedTuple):
@@ -42,23 +41,16 @@ class Encoded(NamedTuple):
 class _Rows:
     """Of one kind and hour."""
 
-    def __init__(self, kind: str, topic: str) -> None:
+    def __init__(self, kind: str, topic: str, partition: int) -> None:
         self.kind = kind
         self.topic = topic
-        self.digest = 0
+        self.digest = Digest(partition)
         self._batches: list[Any] = []
         self._records: list[Record] = []
         self._events: list[Any] = []
 
-    def add(self, record: Record, event: Event | Refused | None, digest: int) -> None:
-        self.digest += digest
-        self._records.append(record)
-        self._events.append(event)
-        if len(self._records) == _FEW:
-            self._convert()
-
-    def extend(self, records: Sequence[Record], events: Sequence[Any], digest: int) -> None:
-        self.digest += digest
+    def add(self, records: Sequence[Record], events: Sequence[Any]) -> None:
+        self.digest.add(records)
         self._records += records
         self._events += events
         if len(self._records) >= _FEW:
@@ -99,6 +91,8 @@ class Gathered:
     def room(self, records: Sequence[Record]) -> int:
         """How many of them belong to this stretch, up to the one that fills it."""
         rows, nbytes = self.rows, self.nbytes
+        if rows + len(records) < STRETCH_RECORDS and nbytes + _nbytes(records) < STRETCH_BYTES:
+            return len(records)
         for number, record in enumerate(records, 1):
             rows += 1
             nbytes += len(record.value or b"")
@@ -108,25 +102,24 @@ class Gathered:
 
     def add(self, records: Sequence[Record], events: Sequence[Event | Refused]) -> None:
         self.rows += len(records)
-        self.nbytes += sum(len(record.value or b"") for record in records)
-        digests = list(map(record_digest, records))
+        self.nbytes += _nbytes(records)
         hours = {hour_of(record.timestamp_ms) for record in records}
         if len(hours) == 1 and Refused not in set(map(type, events)):
-            self._of(EVENTS, hours.pop()).extend(records, events, sum(digests))
+            self._of(EVENTS, hours.pop()).add(records, events)
             return
-        for record, event, digest in zip(records, events, digests, strict=True):
+        for record, event in zip(records, events, strict=True):
             kind = EVENTS
             if isinstance(event, Refused):
                 kind = DELETED_KIND if deletes(record) else UNDECODED_KIND
-            self._of(kind, hour_of(record.timestamp_ms)).add(record, event, digest)
+            self._of(kind, hour_of(record.timestamp_ms)).add([record], [event])
 
-    def tables(self, after: int) -> list[tuple[str, Any, int]]:
+    def tables(self, after: int) -> list[tuple[str, Any, str]]:
         """(key, table, digest) of each file; `after`: where the stretch ends."""
         made = [
             (
                 file_key(kind, self.topic, hour, self.partition, self.first, after),
                 rows.table(),
-                summed([rows.digest]),
+                rows.digest.hexdigest(),
             )
             for (kind, hour), rows in self._by.items()
         ]
@@ -145,11 +138,15 @@ class Gathered:
     def _of(self, kind: str, hour: int) -> _Rows:
         found = self._by.get((kind, hour))
         if found is None:
-            found = self._by[kind, hour] = _Rows(kind, self.topic)
+            found = self._by[kind, hour] = _Rows(kind, self.topic, self.partition)
         return found
 
 
-def encoded(key: str, table: Any, digest: int) -> Encoded:
+def _nbytes(records: Sequence[Record]) -> int:
+    return sum([len(record.value or b"") for record in records])
+
+
+def encoded(key: str, table: Any, digest: str) -> Encoded:
     """A table as a Parquet file, the same bytes each time that this release of Arrow writes it."""
     out = io.BytesIO()
     pq.write_table(table, out, compression="zstd", compression_level=1)
@@ -159,7 +156,7 @@ def encoded(key: str, table: Any, digest: int) -> Encoded:
         rows=table.num_rows,
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        digest=f"{digest:032x}",
+        digest=digest,
     )
     return Encoded(key, data, described)
 

@@ -283,6 +283,10 @@ class Packer:
         """Plans go on with `step`: a replay with other settings makes fewer than the versions that it reads tell of."""
         self._next_step = max(self._next_step, step)
 
+    def read_on(self, partition: int, offset: int) -> None:
+        """Everything below an offset of `groups` was received; no record need stand right before it."""
+        self._waiting.read_to[partition] = max(self._waiting.read_to[partition], offset)
+
     def receive(self, record: Record, group: Group | Refused) -> None:
         """A record of `groups`, in order within its partition; `Refused` where it did not decode."""
         self._waiting.read(record)

@@ -15,9 +15,9 @@ from rollwire.streams.pack_step import NAME as PACK
 from rollwire.streams.replay.audit_join import audit_join
 from rollwire.streams.replay.audit_pack import audit_pack
 from rollwire.streams.replay.settings import Spoken
-from rollwire.streams.replay.source import partitions_of
 from rollwire.streams.replay.tally import Tally, Told, untold
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import partitions_of
 from rollwire.streams.seams.scan import scan
 
 ATTRIBUTE: Final = "attribute"

@@ -22,10 +22,11 @@ from rollwire.streams.findings import Report
 from rollwire.streams.replay.aside import refusals_by, set_aside
 from rollwire.streams.replay.join import Join
 from rollwire.streams.replay.settings import Since, Spoken
-from rollwire.streams.replay.source import Source, partitions_of
+from rollwire.streams.replay.source import Source
 from rollwire.streams.replay.tally import Tally, Told, difference, moment, untold
 from rollwire.streams.replay.window import EVER_US
 from rollwire.streams.seams.log import Log, Outgoing, Record, TopicPartition
+from rollwire.streams.seams.places import partitions_of
 
 OUTCOMES: Final = ("groups", "group-fates")
 _SETTLED_US: Final = 10_000_000  # an outcome follows what it follows from by far less

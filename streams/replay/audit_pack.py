@@ -21,10 +21,11 @@ from rollwire.streams.pack import REMEMBERED, Decision, Packer
 from rollwire.streams.pack_step import NAME, VERSIONS
 from rollwire.streams.replay.aside import refusals_by, set_aside
 from rollwire.streams.replay.settings import Since, Spoken
-from rollwire.streams.replay.source import Source, partitions_of
+from rollwire.streams.replay.source import Source
 from rollwire.streams.replay.tally import Tally, Told, difference, untold
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.places import partitions_of
 
 OUTCOMES: Final = ("packed-batches", "group-fates")
 _WINDOW_US: Final = 60_000_000  # the events of one transaction stand closer together than that
@@ -210,6 +211,8 @@ class _Audit:
                 kept[record.offset] = record, opened
                 self._tally.checked["records"] += 1
                 packer.receive(record, opened)
+            # A packer may have begun behind offsets that hold no event.
+            packer.read_on(partition, end)
             self._read_to[partition] = max(self._read_to.get(partition, 0), end)
 
     def _opened(self, record: Record) -> Group | Refused | None:

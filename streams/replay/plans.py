@@ -27,9 +27,10 @@ from rollwire.streams.pack_step import VERSIONS
 from rollwire.streams.replay.aside import set_aside
 from rollwire.streams.replay.join import Join
 from rollwire.streams.replay.settings import Spoken, read_spoken
-from rollwire.streams.replay.source import Source, Timed, partitions_of
+from rollwire.streams.replay.source import Source, Timed
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log, Record
+from rollwire.streams.seams.places import partitions_of
 from rollwire.streams.seams.scan import scan
 
 _logger = structlog.get_logger("rollwire.replay")

@@ -161,8 +161,3 @@ def by_time(*merged: Iterator[Timed]) -> Iterator[Timed]:
 def _order(timed: Timed) -> tuple[int, str, int, int]:
     at_us, record = timed
     return at_us, record.topic, record.partition, record.offset
-
-
-def partitions_of(log: Log, topics: Sequence[str]) -> list[TopicPartition]:
-    """All partitions of `topics`, in order."""
-    return [TopicPartition(topic, p) for topic in topics for p in range(log.partitions(topic))]

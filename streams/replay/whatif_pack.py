@@ -14,10 +14,11 @@ from rollwire.schemas.records import WeightVersion
 from rollwire.streams.emit import take
 from rollwire.streams.pack import PackConfig
 from rollwire.streams.pack_step import VERSIONS, PackStep
-from rollwire.streams.replay.source import Source, Timed, by_time, partitions_of
+from rollwire.streams.replay.source import Source, Timed, by_time
 from rollwire.streams.replay.whatif_join import pass_time
 from rollwire.streams.replay.window import Made, Window, shadowed
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import partitions_of
 from rollwire.streams.seams.scan import scan
 
 GROUPS = "groups"

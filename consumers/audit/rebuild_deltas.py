@@ -220,7 +220,7 @@ class DeltaRebuild:
     def _step(self, step: PathStep) -> None:
         if step.full:
             loaded = load_snapshot(self._store, step.event)
-            self._stage = DeltaStage(loaded.state, loaded.digest, threads=self._threads)
+            self._stage = DeltaStage(loaded.state, loaded.digest, threads=self._threads, owned=True)
         elif step.kind != "same":
             stage = self._held_stage()
             try:

@@ -25,11 +25,11 @@ class DeltaStage:
     Deltas are applied one after the other; after any error the stage is spoilt and must be dropped, the base is whole.
     """
 
-    def __init__(self, base: State, digest: StateDigest, *, threads: int = 1) -> None:
-        """`digest` is the digest of `base`; it is not changed."""
+    def __init__(self, base: State, digest: StateDigest, *, threads: int = 1, owned: bool = False) -> None:
+        """`digest` is the digest of `base`; it is not changed. `owned`: the arrays of `base` are the stage's to write to."""
         self._state = dict(base)
         self._digest = digest.copy()
-        self._copied: set[str] = set()
+        self._copied: set[str] = set(base) if owned else set()
         self._threads = threads
 
     def apply(self, shards: Iterable[bytes], *, backwards: bool = False) -> None:

@@ -11,8 +11,8 @@ from rollwire.consumers.audit.hours_book import Book, Tally
 from rollwire.consumers.audit.hours_judge import CONSUMERS, JOINED, LIVE
 from rollwire.consumers.audit.hours_names import named
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.errors import TopicMismatch
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.places import existing, partitions_of
 from rollwire.streams.seams.scan import Lost, scan
 
 SETTLE_S: Final = 1.0
@@ -76,7 +76,7 @@ def count_hours(
         if topic not in there:
             return iter(())
         if start:
-            start = {**dict.fromkeys(_partitions(log, topic), _NOTHING), **start}
+            start = {**dict.fromkeys(partitions_of(log, [topic]), _NOTHING), **start}
         return scan(log, [topic], start=start, lost=_pass_over if patchy else None)
 
     return Counted(named(count.tally, read), count.records, count.lost, absent)
@@ -90,13 +90,7 @@ class _Count(NamedTuple):
 
 def _present(log: Log) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The topics that are there, and those that are not."""
-    there: list[str] = []
-    for topic in ORDER:
-        try:
-            log.partitions(topic)
-        except TopicMismatch:
-            continue
-        there.append(topic)
+    there = existing(log, ORDER)
     return tuple(there), tuple(topic for topic in ORDER if topic not in there)
 
 
@@ -114,12 +108,12 @@ def _count(
     # The offsets first: whatever lies below them has left its trace in the topics by now.
     for topic, consumer in CONSUMERS.items():
         if topic in there:
-            committed |= log.committed(f"{prefix}{consumer}", _partitions(log, topic))
+            committed |= log.committed(f"{prefix}{consumer}", partitions_of(log, [topic]))
     topic, consumer, _ = LIVE
     if topic in there:
-        live |= log.committed(f"{prefix}{consumer}", _partitions(log, topic))
+        live |= log.committed(f"{prefix}{consumer}", partitions_of(log, [topic]))
     for topic in there:
-        begins |= log.beginning_offsets(_partitions(log, topic))
+        begins |= log.beginning_offsets(partitions_of(log, [topic]))
     book = Book()
     lost: list[Lost] = []
     for topic in there:
@@ -144,7 +138,3 @@ def _count(
 
 def _pass_over(_: Lost) -> None:
     """Was named when the topics were counted."""
-
-
-def _partitions(log: Log, topic: str) -> list[TopicPartition]:
-    return [TopicPartition(topic, number) for number in range(log.partitions(topic))]

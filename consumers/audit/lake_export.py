@@ -38,7 +38,6 @@ from rollwire.schemas.errors import (
     ObjectConflict,
     ObjectMissing,
     Refused,
-    TopicMismatch,
 )
 from rollwire.schemas.records import Position
 from rollwire.streams.bulk import BulkDecoder
@@ -46,6 +45,7 @@ from rollwire.streams.emit import deletes
 from rollwire.streams.findings import Finding, Kind, at, gap
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.places import existing, partitions_of
 from rollwire.streams.seams.scan import Lost
 from rollwire.streams.seams.store import ObjectStore
 
@@ -244,12 +244,7 @@ def _words(lake: Lake) -> str:
 def _extents(
     log: Log, topics: Sequence[str]
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-    partitions: list[TopicPartition] = []
-    for topic in topics:
-        try:
-            partitions += [TopicPartition(topic, number) for number in range(log.partitions(topic))]
-        except TopicMismatch:
-            continue
+    partitions = partitions_of(log, existing(log, topics))
     return log.beginning_offsets(partitions), log.end_offsets(partitions)
 
 

@@ -13,7 +13,7 @@ from rollwire.consumers.audit.lineage import Answer
 from rollwire.consumers.audit.lineage_answer import Facts, Made, answer, trained_on
 from rollwire.consumers.audit.lineage_events import KEYED, Gathered, Letters, Plan, Plans
 from rollwire.consumers.audit.lineage_store import look
-from rollwire.consumers.audit.versions import TOPICS, VersionBook, is_there, ranges, size_of
+from rollwire.consumers.audit.versions import TOPICS, VersionBook, ranges
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import parse_rollout_id
 from rollwire.schemas.records import (
@@ -29,6 +29,7 @@ from rollwire.schemas.records import (
 from rollwire.streams.emit import decode_record, deletes
 from rollwire.streams.findings import Finding, Kind, at, gap
 from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.places import exists, partitions_of, size_of
 from rollwire.streams.seams.scan import Lost, scan
 from rollwire.streams.seams.store import ObjectStore
 
@@ -242,9 +243,9 @@ class Tracer:
         wanted = [
             one for step in steps for one in step.consumed if one.topic == BATCHES and one.start < one.end
         ]
-        if not wanted or not is_there(self._log, BATCHES):
+        if not wanted or not exists(self._log, BATCHES):
             return {}
-        partitions = [TopicPartition(BATCHES, p) for p in range(self._log.partitions(BATCHES))]
+        partitions = partitions_of(self._log, [BATCHES])
         begins, ends = self._log.beginning_offsets(partitions), self._log.end_offsets(partitions)
         start, until = dict(ends), dict[TopicPartition, int]()
         for one in wanted:
@@ -307,9 +308,9 @@ class Tracer:
         until: dict[TopicPartition, int] | None = None,
     ) -> Iterator[Record]:
         """`until`: reading ends when every partition named there was read up to it."""
-        if not is_there(self._log, topic):
+        if not exists(self._log, topic):
             return
-        total = size_of(self._log, topic) if start is None else 0
+        total = size_of(self._log, [topic]) if start is None else 0
         waiting = set(until or ())
         self._progress(topic, 0, total)
         for done, record in enumerate(scan(self._log, (topic,), start=start, lost=self._lost)):

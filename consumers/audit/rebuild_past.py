@@ -11,12 +11,13 @@ from functools import reduce
 from typing import Final, NamedTuple
 
 from rollwire.consumers.weights.versions import Versions
-from rollwire.schemas.errors import Refused, TopicMismatch
+from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Position, TrainStep, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
 from rollwire.streams.findings import Finding, Kind, at, gap
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import existing
 from rollwire.streams.seams.scan import scan
 
 TOPICS: Final = ("weight-versions", "train-steps", "weight-links")
@@ -67,7 +68,9 @@ def read_past(log: Log, lineage: str | None) -> ReadPast:
     findings: list[Finding] = []
     records = 0
     for record in scan(
-        log, _there(log), lost=lambda hole: findings.append(gap(*hole.partition, hole.first, hole.next))
+        log,
+        existing(log, TOPICS),
+        lost=lambda hole: findings.append(gap(*hole.partition, hole.first, hole.next)),
     ):
         records += 1
         try:
@@ -142,15 +145,3 @@ def _of_lineage(
         dict(sorted(taken.items())),
         tuple(link for link in links if (link.model, link.lineage) == (model, lineage)),
     )
-
-
-def _there(log: Log) -> list[str]:
-    """Of the topics, those that the log has: a stack that was provisioned before there were links has none."""
-    found: list[str] = []
-    for topic in TOPICS:
-        try:
-            log.partitions(topic)
-        except TopicMismatch:
-            continue
-        found.append(topic)
-    return found

@@ -1,5 +1,4 @@
-"""Versions, their steps and who served them, folded from the log: what lineage and erasure both stand on. Pure but for the
-small questions to a `Log` at the end.
+"""Versions, their steps and who served them, folded from the log: what lineage and erasure both stand on. Pure.
 
 Legend: a version *carries* data if the step that made it was trained on them, or if it was made from a version that does.
 """
@@ -13,7 +12,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rollwire.consumers.weights.links import Links
-from rollwire.schemas.errors import TopicMismatch
 from rollwire.schemas.records import (
     Erasure,
     Event,
@@ -26,7 +24,7 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams.reverts import NO_REVERTS, Reverts
-from rollwire.streams.seams.log import Log, Record, TopicPartition
+from rollwire.streams.seams.log import Record
 from rollwire.streams.settings_notice import Told, told_in
 
 TOPICS: Final = ("weight-versions", "train-steps", "weight-links", "fleet-status", "erasures", "notices")
@@ -218,23 +216,3 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def position_of(record: Record) -> Position:
     return Position(topic=record.topic, partition=record.partition, offset=record.offset)
-
-
-def is_there(log: Log, topic: str) -> bool:
-    """A stack that was provisioned by an older release lacks the newer topics."""
-    try:
-        log.partitions(topic)
-    except TopicMismatch:
-        return False
-    return True
-
-
-def partitions_of(log: Log, topic: str) -> list[TopicPartition]:
-    return [TopicPartition(topic, p) for p in range(log.partitions(topic))]
-
-
-def size_of(log: Log, topic: str) -> int:
-    """Offsets that a topic holds, control records included."""
-    partitions = partitions_of(log, topic)
-    begins = log.beginning_offsets(partitions)
-    return sum(end - begins[p] for p, end in log.end_offsets(partitions).items())

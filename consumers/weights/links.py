@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal
 
 from rollwire.consumers.weights.keys import delta_key, sha256_hex
-from rollwire.schemas.errors import Refused, StateMismatch, TopicMismatch
+from rollwire.schemas.errors import Refused, StateMismatch
 from rollwire.schemas.records import LinkObject, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import exists
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectStore
 
@@ -50,9 +51,7 @@ def read_links(log: Log, lineage: str) -> list[WeightLink]:
 
     A stack that was provisioned before there were links has none. Raises what the log raises.
     """
-    try:
-        log.partitions("weight-links")
-    except TopicMismatch:
+    if not exists(log, "weight-links"):
         return []
     links = Links()
     for record in scan(log, ["weight-links"]):

@@ -43,13 +43,13 @@ from rollwire.schemas.errors import (
     ObjectMissing,
     OffsetLost,
     Refused,
-    TopicMismatch,
     WeightError,
 )
 from rollwire.schemas.records import TrainStep, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import exists
 from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.work import Threads, Work
@@ -283,11 +283,9 @@ class Reverting:
         )
 
     def _links(self) -> Sequence[WeightLink]:
-        links = Links(self._run.model)
-        try:
-            self._run.log.partitions("weight-links")
-        except TopicMismatch:  # provisioned before there were links
+        if not exists(self._run.log, "weight-links"):  # provisioned before there were links
             return ()
+        links = Links(self._run.model)
         for record in scan(self._run.log, ("weight-links",), patience_s=_READ_S, clock=self._run.clock):
             try:
                 event = decode_record(record)

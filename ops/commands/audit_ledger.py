@@ -24,8 +24,9 @@ from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
 from rollwire.schemas.catalogue import TOPICS, topic_named
-from rollwire.schemas.errors import ConfigError, EnvironmentMissing, TopicMismatch
-from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.schemas.errors import ConfigError, EnvironmentMissing
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import size_of
 
 _ROWS: Final = 60  # of the table by hour; the JSON has all
 _ASK_S: Final = 10.0
@@ -180,18 +181,5 @@ def _progress(log: Log) -> Iterator[Told]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        line = progress.add_task("records", total=_records(log))
+        line = progress.add_task("records", total=size_of(log, TOPICS))
         yield lambda topic, more: progress.update(line, advance=more, description=topic)
-
-
-def _records(log: Log) -> int:
-    """How many there are at most: control records have offsets too."""
-    total = 0
-    for topic in TOPICS:
-        try:
-            partitions = [TopicPartition(topic, number) for number in range(log.partitions(topic))]
-        except TopicMismatch:
-            continue
-        begins, ends = log.beginning_offsets(partitions), log.end_offsets(partitions)
-        total += sum(ends[one] - begins[one] for one in partitions)
-    return total

@@ -12,9 +12,10 @@ from rich.console import Console
 from rollwire.consumers.weights.census import read_books
 from rollwire.consumers.weights.paths import known_versions
 from rollwire.consumers.weights.versions import Versions
-from rollwire.schemas.errors import TopicMismatch, WeightError
+from rollwire.schemas.errors import WeightError
 from rollwire.schemas.records import WeightLink, WeightVersion
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import existing
 
 Lineage = Annotated[
     str | None, Parameter(name="--lineage", help="Training run; by default the one started last.")
@@ -26,7 +27,7 @@ Bucket = Annotated[
 
 def of_lineage(log: Log, lineage: str | None) -> tuple[list[WeightVersion], list[WeightLink]]:
     """The versions and links of one lineage; `None`: the one started last. Raises `WeightError` where there are none."""
-    books = read_books(log, topics=_there(log))
+    books = read_books(log, topics=existing(log, ("weight-versions", "weight-links")))
     versions = Versions(lineage)
     for event in books.events:
         versions.add(event)
@@ -35,16 +36,6 @@ def of_lineage(log: Log, lineage: str | None) -> tuple[list[WeightVersion], list
             f"no version is published{f' of lineage {lineage}' if lineage else ' under this prefix'}"
         )
     return versions.events, [link for link in books.links if link.lineage == versions.lineage]
-
-
-def _there(log: Log) -> list[str]:
-    """A stack that was provisioned before there were links is shown without them."""
-    topics = ["weight-versions"]
-    try:
-        log.partitions("weight-links")
-    except TopicMismatch:
-        return topics
-    return [*topics, "weight-links"]
 
 
 def chosen(events: Sequence[WeightVersion], version: int | None) -> WeightVersion:

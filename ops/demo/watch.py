@@ -7,7 +7,8 @@ from rollwire.ops.settings import RunSettings
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Evaluation, FleetStatus, TrainStep
 from rollwire.streams.emit import decode_record
-from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import partitions_of
 
 TOPICS = ("train-steps", "fleet-status", "evaluations")
 
@@ -18,7 +19,7 @@ class Watch:
     def __init__(self, log: Log, settings: RunSettings) -> None:
         self._settings = settings
         self._reader = log.reader()
-        partitions = [TopicPartition(topic, p) for topic in TOPICS for p in range(log.partitions(topic))]
+        partitions = partitions_of(log, TOPICS)
         self._reader.assign(log.beginning_offsets(partitions))
         self.steps: dict[int, TrainStep] = {}
         self.served: dict[str, int] = {}

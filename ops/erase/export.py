@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from rollwire.consumers.audit.versions import is_there
 from rollwire.ops.erase.reach import Reach
 from rollwire.ops.readable import Look, readable_record
 from rollwire.schemas.errors import Refused
@@ -13,6 +12,7 @@ from rollwire.schemas.ids import parse_rollout_id
 from rollwire.schemas.records import Feedback, ProductionRollout, Reward
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import exists
 from rollwire.streams.seams.scan import scan
 
 TOPICS: Final = ("user-feedback", "production-rollouts", "rewards")
@@ -32,7 +32,7 @@ def export(
     groups = {parse_rollout_id(one)[0].encode() for one in own}
     subject = reach.subject.encode()
     for topic in TOPICS:
-        for record in scan(log, (topic,)) if is_there(log, topic) else ():
+        for record in scan(log, (topic,)) if exists(log, topic) else ():
             if record.key not in groups if topic == "rewards" else subject not in (record.value or b""):
                 continue
             try:

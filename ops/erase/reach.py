@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rollwire.consumers.audit.versions import VersionBook, carried_by, is_there, size_of
+from rollwire.consumers.audit.versions import VersionBook, carried_by
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import (
     Event,
@@ -29,6 +29,7 @@ from rollwire.schemas.records import (
 )
 from rollwire.streams.emit import decode_record, deletes
 from rollwire.streams.seams.log import Log, Record
+from rollwire.streams.seams.places import existing, size_of
 from rollwire.streams.seams.scan import scan
 
 NAMED: Final = ("user-feedback", "production-rollouts", "groups", "packed-batches", "dead-letters")
@@ -164,8 +165,8 @@ class Traced:
 def trace(log: Log, subject: str, progress: Callable[[int, int], None] = lambda done, of: None) -> Reach:
     """Reads the log once. `progress` is told how many records of how many were read, roughly."""
     traced = Traced(subject)
-    topics = [topic for topic in (*NAMED, *KEYED, *VERSIONED) if is_there(log, topic)]
-    total, done = sum(size_of(log, topic) for topic in topics), 0
+    topics = existing(log, (*NAMED, *KEYED, *VERSIONED))
+    total, done = size_of(log, topics), 0
     # One topic after the other: what a group is about is known before its fate is read.
     for topic in topics:
         for record in scan(log, (topic,)):

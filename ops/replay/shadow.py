@@ -17,10 +17,10 @@ from rollwire.schemas.records import Notice
 from rollwire.streams.emit import outgoing
 from rollwire.streams.replay.diff import NOTICE
 from rollwire.streams.replay.shares import Logs
-from rollwire.streams.replay.source import partitions_of
 from rollwire.streams.replay.whatif import WhatIf
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import partitions_of
 
 _INPUTS: Final = ("rewards", "groups", "group-fates")  # that one part of a replay reads of another
 

@@ -27,8 +27,9 @@ from rollwire.ops.bench.feedback.traffic import EVENTS, traffic
 from rollwire.ops.figures import Figure
 from rollwire.ops.topics import apply_topics
 from rollwire.schemas.errors import DeadlineExceeded
-from rollwire.streams.seams.log import Log, Outgoing, TopicPartition
+from rollwire.streams.seams.log import Log, Outgoing
 from rollwire.streams.seams.log_kafka import KafkaLog
+from rollwire.streams.seams.places import partitions_of
 from rollwire.streams.seams.rdkafka_logs import bridge
 
 TOPICS: Final = ("production-rollouts", "user-feedback")
@@ -188,7 +189,7 @@ class Arrivals:
 
 def position(log: Log, group: str) -> int:
     """Events that a group has committed, of topics that were read from their beginning."""
-    partitions = [TopicPartition(topic, p) for topic in TOPICS for p in range(log.partitions(topic))]
+    partitions = partitions_of(log, TOPICS)
     return sum(log.committed(group, partitions).values())
 
 

@@ -13,7 +13,8 @@ from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import TrainStep
 from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.keys import KeyStore
-from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import partitions_of
 
 LIKES_OF: Final = 400  # answers that a share of likes is taken over
 _SHOWN_EVERY_S: Final = 1.0
@@ -25,7 +26,7 @@ class FeedbackWatch:
     def __init__(self, log: Log, settings: RunSettings, keys: KeyStore) -> None:
         self._settings = settings
         self._reader = log.reader()
-        partitions = [TopicPartition(topic, p) for topic in TOPICS for p in range(log.partitions(topic))]
+        partitions = partitions_of(log, TOPICS)
         self._reader.assign(log.beginning_offsets(partitions))
         self.tally = FeedbackTally(keys, settings.lineage, settings.serving.replica)
         self._history: list[float] = []

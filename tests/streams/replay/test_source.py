@@ -11,8 +11,8 @@ from rollwire.streams.replay.source import Source, by_time
 from rollwire.streams.seams.clock import ManualClock
 from rollwire.streams.seams.log import Outgoing, Record, TopicPartition
 from rollwire.streams.seams.log_memory import MemoryLog
-from rollwire.streams.seams.scan import Lost
 from rollwire.streams.seams.places import partitions_of
+from rollwire.streams.seams.scan import Lost
 
 COUNTS = {"rollouts": 3, "rewards": 2}
 

@@ -12,10 +12,12 @@ import structlog
 from rollwire.ops.broker import Broker, broker, run_bucket
 from rollwire.ops.stack import read_stack
 from rollwire.ops.stores import bucket_store, stack_store
-from rollwire.schemas.errors import ObjectMissing, StackError, StoreUnavailable
+from rollwire.schemas.catalogue import TOPICS
+from rollwire.schemas.errors import ConfigError, ObjectMissing, StackError, StoreUnavailable
 from rollwire.streams.archive.layout import archived_folder
 from rollwire.streams.archive.log import ArchivedLog
 from rollwire.streams.seams.log import Log
+from rollwire.streams.seams.places import existing
 from rollwire.streams.seams.store import ObjectStore
 
 _LOOK_S: Final = 5.0
@@ -32,6 +34,13 @@ class History(NamedTuple):
     def name(self) -> str:
         """Of the run whose topics these are: their prefix without its last dot."""
         return self.at.name
+
+    def demand_run(self) -> None:
+        """Raises `ConfigError` where neither log nor archive has any topic of the run: nothing there is no clean history."""
+        if not existing(self.log, TOPICS):
+            raise ConfigError(
+                f"neither the broker nor the archive has a topic with the prefix {self.at.prefix!r}: name the run's by --prefix"
+            )
 
 
 @contextmanager

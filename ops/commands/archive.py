@@ -86,6 +86,7 @@ def archive(
                     done=counts.add,
                 )
             return 0
+        past.demand_run()
         with _progress() as watch:
             one = archive_round(
                 past.live,

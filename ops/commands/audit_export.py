@@ -80,6 +80,7 @@ def export(
             ) as past,
             _bar("checking" if check else "exporting") as (told, sized),
         ):
+            past.demand_run()
             store, root = lake_at(to, dir)
             if check:
                 report = lake_check.check(past.log, store, name=past.name, root=root, told=told)

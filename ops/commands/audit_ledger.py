@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,17 +11,18 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rollwire.consumers.audit.hours import FLOWS, HourLedger, chosen
 from rollwire.consumers.audit.hours_count import Told, count_hours
 from rollwire.consumers.audit.hours_live import Counters, Written, compare, parse_counters
 from rollwire.consumers.audit.hours_report import make_report
-from rollwire.ops.auditing import JsonFile, auditing, conclude, console
+from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
+from rollwire.ops.printing import bars, console, table
 from rollwire.schemas.catalogue import TOPICS, topic_named
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
 from rollwire.streams.seams.log import Log
@@ -81,6 +81,7 @@ def ledger(
             ) as past,
             _progress(past.log) as told,
         ):
+            past.demand_run()
             written = Written(before)
             counted = count_hours(
                 past.log, past.at.prefix, told=told, patchy=True, also=written.take if before else None
@@ -116,20 +117,15 @@ def draw(out: Console, shown: HourLedger) -> None:
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Counter[str]]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name)
-    for name in _NUMBERS:
-        table.add_column(name, justify="right")
+    drawn = table(*names, *_NUMBERS, right=_NUMBERS)
     for heads, numbers in rows:
-        table.add_row(*heads, *(f"{numbers[name]:,}" for name in _NUMBERS))
-    return table
+        drawn.add_row(*heads, *(f"{numbers[name]:,}" for name in _NUMBERS))
+    return drawn
 
 
 def _flows(shown: HourLedger) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("flow", "started", "closed", "open", "gap", ""):
-        table.add_column(name, justify="left" if name in ("flow", "") else "right")
+    counts = ("started", "closed", "open", "gap")
+    drawn = table("flow", *counts, "", right=counts)
     for flow, meaning in FLOWS.items():
         hours = [one for one in shown.flows if one.flow == flow]
         if hours:
@@ -139,8 +135,8 @@ def _flows(shown: HourLedger) -> Table:
                 hours[-1].open,
                 sum(one.lost + one.unstarted for one in hours),
             )
-            table.add_row(flow, *(f"{number:,}" for number in numbers), meaning)
-    return table
+            drawn.add_row(flow, *(f"{number:,}" for number in numbers), meaning)
+    return drawn
 
 
 def _hour(text: str | None, option: str, *, up: bool = False) -> str | None:
@@ -176,10 +172,7 @@ def _ask(url: str, key: str | None) -> str:
 @contextmanager
 def _progress(log: Log) -> Iterator[Told]:
     """A bar of records, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with bars(*columns) as progress:
         line = progress.add_task("records", total=size_of(log, TOPICS))
         yield lambda topic, more: progress.update(line, advance=more, description=topic)

@@ -68,6 +68,7 @@ def seal(
             )
 
         if once:
+            past.demand_run()
             with counting("sealing") as progress:
                 while head := seal_epoch(
                     past.live,

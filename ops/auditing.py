@@ -14,12 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from rollwire.ops.printing import console, table, write_json
 from rollwire.schemas.errors import RollwireError
 from rollwire.streams.findings import MEANING, Report
 
@@ -27,11 +25,6 @@ COULD_NOT_RUN: Final = 2
 _SHOWN: Final = 50  # findings that are printed; the JSON has all
 
 JsonFile = Annotated[Path | None, Parameter(name="--json", help="Write the answer there as JSON.")]
-
-
-def console() -> Console:
-    """Standard output, wide enough for tables where it is no terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 @contextmanager
@@ -49,8 +42,7 @@ def auditing() -> Iterator[None]:
 
 def conclude(report: Report, json: Path | None = None) -> int:
     """Prints a report, writes it where asked, and returns the exit code."""
-    if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    write_json(json, report)
     out = console()
     out.print(", ".join(f"{count:,} {name}" for name, count in report.checked.items()) or "nothing to check")
     for note in report.notes:
@@ -58,13 +50,11 @@ def conclude(report: Report, json: Path | None = None) -> int:
     if not report.findings:
         out.print("clean: nothing found")
         return 0
-    table = Table(box=None, pad_edge=False)
-    for column in ("finding", "where", "detail"):
-        table.add_column(column)
+    found = table("finding", "where", "detail")
     for finding in report.findings[:_SHOWN]:
         # What stands in events is text, whatever brackets are in it.
-        table.add_row(finding.kind, Text(finding.where), Text(finding.detail))
-    out.print(table)
+        found.add_row(finding.kind, Text(finding.where), Text(finding.detail))
+    out.print(found)
     if len(report.findings) > _SHOWN:
         out.print(f"and {len(report.findings) - _SHOWN:,} more: --json has all")
     for kind in sorted({finding.kind for finding in report.findings}):

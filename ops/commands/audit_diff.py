@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-from rich.table import Table
-
-from rollwire.ops.auditing import JsonFile, auditing, console
+from rollwire.ops.auditing import JsonFile, auditing
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Registry
 from rollwire.ops.history import open_history
+from rollwire.ops.printing import console, table, write_json
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.replay.diff import Diff, Moved, Outcomes, compare, outcomes
 
@@ -45,8 +43,7 @@ def diff(
             ) as past:
                 found.append(outcomes(past.log))
         compared = compare(*found)
-        if json is not None:
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(compared), indent=2) + b"\n")
+        write_json(json, compared)
         show(compared, prefix_a, prefix_b)
         return 0 if compared.equal else 1
 
@@ -54,7 +51,7 @@ def diff(
 def show(compared: Diff, a: str, b: str) -> None:
     out = console()
     out.print(f"compared: what {', '.join(compared.processors) or 'nobody'} decided")
-    counts = _table("", a, b, "both")
+    counts = table("", a, b, "both")
     counts.add_row("groups kept", f"{compared.kept_a:,}", f"{compared.kept_b:,}", f"{compared.kept_both:,}")
     if compared.plans is not None:
         plans = compared.plans
@@ -67,7 +64,7 @@ def show(compared: Diff, a: str, b: str) -> None:
         counts.add_row("rewards", f"{compared.rewards_a:,}", f"{compared.rewards_b:,}", f"{same:,}")
         counts.add_row("reward, mean", _number(compared.reward_mean_a), _number(compared.reward_mean_b), "")
     out.print(counts)
-    fates = _table("decided by", "fate", "reason", a, b, "difference")
+    fates = table("decided by", "fate", "reason", a, b, "difference")
     for row in compared.rows:
         more = f"{row.b - row.a:+,}" if row.b != row.a else ""
         fates.add_row(row.decided_by, row.fate, row.reason, f"{row.a:,}", f"{row.b:,}", more)
@@ -83,19 +80,12 @@ def _show_moved(name: str, moved: tuple[Moved, ...], a: str, b: str) -> None:
     if not moved:
         return
     out = console()
-    table = _table(f"{len(moved):,} {name}", a, b)
+    rows = table(f"{len(moved):,} {name}", a, b)
     for one in moved[:_SHOWN]:
-        table.add_row(one.id, one.a, one.b)
-    out.print(table)
+        rows.add_row(one.id, one.a, one.b)
+    out.print(rows)
     if len(moved) > _SHOWN:
         out.print(f"and {len(moved) - _SHOWN:,} more: --json has all")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
-    return table
 
 
 def _number(value: float | None) -> str:

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from rollwire.consumers.audit.lineage import Answer
 from rollwire.consumers.audit.lineage_trace import Progress as Told
 from rollwire.consumers.audit.lineage_trace import Tracer
-from rollwire.ops.auditing import JsonFile, auditing, conclude, console
+from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.history import open_history
 from rollwire.ops.lineage_page import write_picture
 from rollwire.ops.lineage_text import SHOWN, draw_answer
 from rollwire.ops.person import Pseudonym, Subject, Tenant, person_of
+from rollwire.ops.printing import bars, console, write_json
 from rollwire.ops.stack import read_stack
 from rollwire.schemas.errors import ConfigError
 
@@ -82,7 +82,7 @@ def lineage(
                 TaskProgressColumn(),
                 TimeRemainingColumn(),
             )
-            with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            with bars(*columns) as bar:
                 tracer = Tracer(past.log, past.store, _told(bar))
                 answer = _asked(tracer, version, rollout, feedback, whom, lineage)
         if json is not None:
@@ -93,7 +93,7 @@ def lineage(
                     if name != "report"
                 }
             }
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+            write_json(json, content)
         if picture is not None:
             write_picture(answer, picture)
         if answer.versions or answer.groups:

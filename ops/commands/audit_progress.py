@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rollwire.ops.printing import bars
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int], None]]:
     """A function that is told how many records were read since it was told last."""
-    if not sys.stderr.isatty():
-        yield lambda _records: None
-        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}: {task.completed:,} records"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with bars(*columns) as shown:
         task = shown.add_task(what, total=None)
         yield lambda records: shown.advance(task, records)

@@ -6,11 +6,9 @@ import difflib
 from pathlib import Path
 from typing import Final
 
-import msgspec
-from rich.table import Table
-
-from rollwire.ops.auditing import JsonFile, auditing, console
+from rollwire.ops.auditing import JsonFile, auditing
 from rollwire.ops.lake.queries import Answer, ask, open_lake, queries
+from rollwire.ops.printing import console, table, write_json
 from rollwire.schemas.errors import ConfigError
 
 _ROWS: Final = 200  # that are printed; the JSON has all
@@ -54,7 +52,7 @@ def query(
             connection.close()
         if json is not None:
             rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(rows, enc_hook=str), indent=2) + b"\n")
+            write_json(json, rows, enc_hook=str)
         _print(answer)
         return 0
 
@@ -69,21 +67,17 @@ def _named(name: str) -> str:
 
 
 def _show() -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "question"):
-        table.add_column(column)
+    known = table("name", "question")
     for one in queries().values():
-        table.add_row(one.name, one.question)
-    console().print(table)
+        known.add_row(one.name, one.question)
+    console().print(known)
 
 
 def _print(answer: Answer) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in answer.columns:
-        table.add_column(column)
+    rows = table(*answer.columns)
     for row in answer.rows[:_ROWS]:
-        table.add_row(*("" if value is None else str(value) for value in row))
+        rows.add_row(*("" if value is None else str(value) for value in row))
     out = console()
-    out.print(table, markup=False)
+    out.print(rows, markup=False)
     more = len(answer.rows) - _ROWS
     out.print(f"{len(answer.rows):,} rows" + (f", {more:,} not shown: --json has all" if more > 0 else ""))

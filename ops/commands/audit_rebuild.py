@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from rollwire.consumers.audit.rebuild_deltas import DeltaRebuild
 from rollwire.consumers.audit.rebuild_past import Past, read_past
@@ -23,6 +22,7 @@ from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket, Lineage
 from rollwire.ops.history import History, open_history
+from rollwire.ops.printing import bars
 from rollwire.ops.rebuilding import deriving, learner_of, past_keys, past_stack
 from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.store import ObjectStore
@@ -130,15 +130,7 @@ def published(store: ObjectStore, past: Past, version: int) -> State | None:
 
 @contextmanager
 def _progress(total: int, what: str) -> Iterator[Told]:
-    """On standard error, where it is a terminal."""
-    shown = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty() or total < 2,
-    )
-    with shown:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with bars(*columns) as shown:
         line = shown.add_task(what, total=total)
         yield lambda _: shown.advance(line)

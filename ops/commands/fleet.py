@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +23,7 @@ from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Broker, Folder, Prefix, 
 from rollwire.ops.commands.fleet_gate import gate
 from rollwire.ops.fleet_table import Row, fold
 from rollwire.ops.fleet_targets import TargetName, TargetOptions, command_probe, open_target
+from rollwire.ops.printing import console, write_json
 from rollwire.ops.stopping import stop_on_signals
 from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import ConfigError, WeightError
@@ -155,10 +154,8 @@ def status(
     with broker(dir, bootstrap, prefix, schema_registry).log("fleet") as log:
         table = fold(_events(log, "weight-versions", "fleet-status"))
     rows = table.rows(SystemClock().now_us())
-    if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode([row._asdict() for row in rows]), indent=2))
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    out.print(draw(rows) if rows else "no replica has reported yet")
+    write_json(json, [row._asdict() for row in rows])
+    console().print(draw(rows) if rows else "no replica has reported yet")
 
 
 @app.command

@@ -10,12 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from cyclopts import Parameter
-from rich.table import Table
 
-from rollwire.ops.auditing import JsonFile, console
+from rollwire.ops.auditing import JsonFile
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.printing import console, table, write_json
 from rollwire.ops.replay.progress import progress
 from rollwire.ops.replay.shadow import LiveLogs, announce_replay, make_shadow
 from rollwire.schemas.errors import ConfigError
@@ -90,19 +89,16 @@ def replay(
             pace=_pace() if real_time else None,
             seen=lambda made: told("written", made.at_us),
         )
-    if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=2) + b"\n")
+    write_json(json, done)
     _show(done, into)
 
 
 def _show(done: Replayed, into: str) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("topic", "records", "digest"):
-        table.add_column(column, justify="right" if column == "records" else "left")
+    rows = table("topic", "records", "digest", right=("records",))
     for topic, count in done.written.items():
-        table.add_row(f"{into}{topic}", f"{count:,}", done.digests[topic])
+        rows.add_row(f"{into}{topic}", f"{count:,}", done.digests[topic])
     out = console()
-    out.print(table)
+    out.print(rows)
     if "pack" in done.processors:
         out.print(
             f"{done.waiting:,} groups wait for a plan at the end; {done.unplanned:,} versions of the history came without one"

@@ -22,13 +22,13 @@ from rollwire.ops.commands.weights_access import (
     Bucket,
     Lineage,
     chosen,
-    console,
     of_lineage,
 )
 from rollwire.ops.commands.weights_gc import gc
 from rollwire.ops.commands.weights_link import link
 from rollwire.ops.commands.weights_revert import revert
 from rollwire.ops.history import open_reading
+from rollwire.ops.printing import console
 from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import WeightError
 from rollwire.schemas.records import WeightVersion

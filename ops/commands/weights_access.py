@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from rollwire.consumers.weights.census import read_books
 from rollwire.consumers.weights.paths import known_versions
@@ -44,8 +42,3 @@ def chosen(events: Sequence[WeightVersion], version: int | None) -> WeightVersio
     if wanted not in known:
         raise WeightError(f"version {wanted} is not known in lineage {events[0].lineage}")
     return known[wanted]
-
-
-def console() -> Console:
-    # Into a pipe a line is never folded: it goes on to grep or awk.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)

@@ -14,7 +14,8 @@ from rollwire.consumers.weights.census import Books, read_books, take_census
 from rollwire.consumers.weights.collect import collect
 from rollwire.consumers.weights.retention import Retention, RetentionConfig, Verdict, plan_retention
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
-from rollwire.ops.commands.weights_access import Bucket, console
+from rollwire.ops.commands.weights_access import Bucket
+from rollwire.ops.printing import console
 from rollwire.ops.stores import bucket_store
 from rollwire.schemas.errors import WeightError
 from rollwire.streams.seams.clock import SystemClock

@@ -7,7 +7,8 @@ import getpass
 from rollwire.consumers.weights.revert import RevertRun
 from rollwire.consumers.weights.revert import revert as make_revert
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
-from rollwire.ops.commands.weights_access import Bucket, Lineage, chosen, console, of_lineage
+from rollwire.ops.commands.weights_access import Bucket, Lineage, chosen, of_lineage
+from rollwire.ops.printing import console
 from rollwire.ops.stores import bucket_store
 
 

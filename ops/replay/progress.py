@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rollwire.streams.replay.tally import Told, moment, untold
+from rollwire.ops.printing import bars
+from rollwire.streams.replay.tally import Told, moment
 
 _EVERY: Final = 100
 
@@ -18,11 +17,8 @@ _EVERY: Final = 100
 @contextmanager
 def progress() -> Iterator[Told]:
     """On a terminal a line of standard error, which goes at the end; else nothing."""
-    if not sys.stderr.isatty():
-        yield untold
-        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with bars(*columns) as shown:
         line = shown.add_task("replay")
         count = 0
 

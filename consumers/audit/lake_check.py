@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from rollwire.consumers.audit.lake_export import Told, read_lake, read_rounds, read_stretches
-from rollwire.consumers.audit.lake_plan import Lake, LakeFile, Stretch, finished, summed
+from rollwire.consumers.audit.lake_export import (
+    Told,
+    read_lake,
+    read_rounds,
+    read_stretches,
+    unnamed_files,
+)
+from rollwire.consumers.audit.lake_plan import Lake, LakeFile, Range, Stretch, finished, summed
 from rollwire.consumers.audit.lake_read import planned_batches
 from rollwire.consumers.audit.lake_write import Gathered
 from rollwire.schemas.catalogue import TOPICS
@@ -48,6 +54,7 @@ def check(
         by_topic[stretch.topic].append(stretch)
     for topic, some in sorted(by_topic.items()):
         checking.topic(topic, some)
+    checking.unnamed(unnamed_files(store, root))
     pending = finished(
         read_rounds(store, root), ((TopicPartition(s.topic, s.partition), s.first, s.next) for s in stretches)
     ).pending
@@ -123,6 +130,21 @@ class _Checking:
         for partition, left in queues.items():
             while left:
                 turn(partition)
+
+    def unnamed(self, files: Mapping[str, Range]) -> None:
+        """Whoever reads the folder reads them too."""
+        for key, range_ in files.items():
+            self.rows_equal = False
+            self.findings.append(
+                Finding(
+                    kind=Kind.UNACCOUNTED,
+                    where=key,
+                    detail="no manifest names this file: another put it there, or an export that was killed; run the export again",
+                    position=Position(topic=range_.topic, partition=range_.partition, offset=range_.first)
+                    if range_.topic
+                    else None,
+                )
+            )
 
     def _compare(self, stretch: Stretch, gathered: Gathered, lost: Sequence[Lost]) -> None:
         expected = {key: (table, digest) for key, table, digest in gathered.tables(stretch.next)}

@@ -24,6 +24,7 @@ from rollwire.consumers.audit.lake_plan import (
     Range,
     Round,
     Stretch,
+    file_of,
     finished,
     next_round,
     parse_stretch_key,
@@ -31,7 +32,7 @@ from rollwire.consumers.audit.lake_plan import (
     stretch_key,
 )
 from rollwire.consumers.audit.lake_read import planned_batches
-from rollwire.consumers.audit.lake_write import Encoded, Gathered, encoded
+from rollwire.consumers.audit.lake_write import DELETED_KIND, UNDECODED_KIND, Encoded, Gathered, encoded
 from rollwire.schemas.errors import (
     ArchiveCorrupt,
     ConfigError,
@@ -89,6 +90,8 @@ def export(
     state = finished(rounds, map(parse_stretch_key, _keys(store, root, STRETCHES)))
     sized(_size(state.pending))
     writing.ranges(state.pending)
+    if state.pending:
+        _sweep(store, root, state.pending)
     begins, ends = _extents(log, topics)
     planned = next_round(len(rounds) + 1, state.positions, begins, ends)
     if planned is not None:
@@ -102,6 +105,31 @@ def export(
     return Exported(
         len(rounds), writing.stretches, writing.files, writing.rows, writing.nbytes, tuple(writing.findings)
     )
+
+
+def unnamed_files(store: ObjectStore, root: str) -> dict[str, Range]:
+    """Files that stand where data does and that no manifest names, each with the offsets that its name says."""
+    keys = [
+        key
+        for folder in ("topic=", UNDECODED_KIND, DELETED_KIND)
+        for key in _keys(store, root, folder)
+        if key.endswith(".parquet")
+    ]
+    named = {file.key for stretch in read_stretches(store, root) for file in stretch.files}
+    return {key: file_of(key) or Range("", 0, 0, 0) for key in keys if key not in named}
+
+
+def _sweep(store: ObjectStore, root: str, done: Sequence[Range]) -> None:
+    """Deletes what a dead call left of ranges that are exported by now: where compaction or another release let stretches end
+    elsewhere its files have other names, and whoever reads the folder would read their rows twice."""
+    for key, left in unnamed_files(store, root).items():
+        if any(
+            (one.topic, one.partition) == (left.topic, left.partition)
+            and one.first <= left.first
+            and left.next <= one.next
+            for one in done
+        ):
+            store.delete(root + key)
 
 
 def read_rounds(store: ObjectStore, root: str) -> tuple[Round, ...]:

@@ -11,6 +11,7 @@ All are create-only. Where a stretch ends follows from the records alone, so tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -32,6 +33,9 @@ STRETCH_RECORDS: Final = 100_000
 """A stretch ends behind the record that fills it."""
 
 _MOD: Final = 1 << 128
+_FILE: Final = re.compile(
+    r"(?:_undecoded/|_deleted/)?topic=([^/]+)/hour=[^/]+/(\d+)-(\d{20})-(\d{20})\.parquet"
+)
 
 
 class Lake(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +138,12 @@ def stretch_key(topic: str, partition: int, first: int, next: int) -> str:
 def file_key(kind: str, topic: str, hour: int, partition: int, first: int, next: int) -> str:
     """`kind`: "" for events, `_undecoded/` and `_deleted/` for what is none."""
     return f"{kind}topic={topic}/hour={hour_name(hour)}/{partition}-{first:020d}-{next:020d}.parquet"
+
+
+def file_of(key: str) -> Range | None:
+    """The offsets that a data file's key says it holds; None: no export names files so."""
+    named = _FILE.fullmatch(key)
+    return Range(named[1], int(named[2]), int(named[3]), int(named[4])) if named else None
 
 
 def finished(rounds: Iterable[Round], done: Iterable[tuple[TopicPartition, int, int]]) -> Finished:

@@ -68,7 +68,8 @@ class _Rows:
         if self.kind == EVENTS:
             self._batches.append(table_of(self.topic).batch(records, events))
         elif self.kind == DELETED_KIND:
-            keys = pa.array([record.key for record in records], pa.binary()).cast(pa.string())
+            # Whoever deletes may write any key; where it is no text its bytes are told.
+            keys = pa.array([_text(record.key) for record in records], pa.string())
             self._batches.append(pa.RecordBatch.from_arrays([*positions(records), keys], schema=DELETED))
         else:
             self._batches.append(_undecoded(records, events))
@@ -159,6 +160,10 @@ def encoded(key: str, table: Any, digest: str) -> Encoded:
         digest=digest,
     )
     return Encoded(key, data, described)
+
+
+def _text(key: bytes | None) -> str | None:
+    return None if key is None else key.decode(errors="backslashreplace")
 
 
 def _undecoded(records: Sequence[Record], reasons: Sequence[Refused]) -> Any:

@@ -318,3 +318,46 @@ def test_rows_that_outlived_their_topic_are_a_note() -> None:
     report = check(log, store, name="demo")
     assert not report.findings
     assert [note.split(": ")[1] for note in report.notes] == ["4 of 6 rows stand in the lake alone"]
+
+
+@pytest.mark.usefixtures("short")
+def test_what_a_dead_export_left_under_other_names_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stretches end elsewhere since, as after compaction, its files would stand beside the new ones."""
+    log, store = a_log(), Dying(5, after=True)
+    fates(log, 20)
+    with pytest.raises(StoreUnavailable):
+        exported(log, store, "group-fates")
+    store.takes = None
+    named = {file.key for stretch in read_stretches(store, "") for file in stretch.files}
+    [left] = {key for key in objects(store) if key.endswith(".parquet")} - named
+    found = check(log, store, name="demo")
+    assert [(one.kind, one.where) for one in found.findings] == [(Kind.UNACCOUNTED, left)]
+    monkeypatch.setattr(lake_write, "STRETCH_RECORDS", 5)
+    exported(log, store, "group-fates")
+    assert left not in objects(store)
+    assert [row["detail"] for row in rows(store, "group-fates")] == [f"number {n}" for n in range(20)]
+    assert not check(log, store, name="demo").findings
+
+
+def test_a_file_of_somebody_else_is_named_and_stays() -> None:
+    log, store = a_log(), MemoryStore()
+    fates(log, 5)
+    exported(log, store, "group-fates")
+    (info,) = store.list("topic=")
+    foreign = info.key.replace(".parquet", "-copy.parquet")
+    store.create(foreign, store.get(info.key))
+    report = check(log, store, name="demo")
+    assert [(one.kind, one.where) for one in report.findings] == [(Kind.UNACCOUNTED, foreign)]
+    assert report.results["export.rows_equal"] == 0
+    exported(log, store, "group-fates")
+    assert foreign in objects(store)
+
+
+def test_a_delete_of_a_key_that_is_no_text_ends_no_export() -> None:
+    log, store = a_log(), MemoryStore()
+    log.writer().write(
+        [Outgoing("groups-closed", b"\xffk", None), Outgoing("groups-closed", None, None, (), 0)]
+    )
+    assert exported(log, store).findings == ()
+    assert sorted(str(row["_key"]) for row in rows(store, "groups-closed", "_deleted/")) == ["None", "\\xffk"]
+    assert not check(log, store, name="demo").findings

@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.text import Text
 
+from rollwire.ops.memory import tune_memory
 from rollwire.ops.printing import console, table, write_json
 from rollwire.schemas.errors import RollwireError
 from rollwire.streams.findings import MEANING, Report
@@ -27,9 +29,14 @@ _SHOWN: Final = 50  # findings that are printed; the JSON has all
 JsonFile = Annotated[Path | None, Parameter(name="--json", help="Write the answer there as JSON.")]
 
 
+# Once a process: an audit holds records by the thousand, as every process of a run does.
+_tuned = cache(tune_memory)
+
+
 @contextmanager
 def auditing() -> Iterator[None]:
     """Whatever ends an audit before its end is exit code 2, never 1: 1 says that it ran, and found something."""
+    _tuned()
     try:
         yield
     except RollwireError as error:

@@ -34,6 +34,7 @@ from rollwire.ops.bench.replay.load import FULL, QUICK, Size, Sizes, Source, fil
 from rollwire.ops.bench.replay.sealing import SealedSource
 from rollwire.ops.bench.replay.training import trained_again
 from rollwire.ops.figures import Figure
+from rollwire.ops.memory import tune_memory
 from rollwire.ops.stack import StackInfo, running_stack
 from rollwire.ops.stores import stack_store
 from rollwire.ops.topics import apply_topics
@@ -48,6 +49,7 @@ Told = Callable[[str], None]
 
 def run_replay(*, quick: bool, part: Part) -> list[Figure]:
     """All figures, or those of one part. Raises `LogError` where a side did not see, or make, what it should."""
+    tune_memory()  # as every audit does
     sizes = QUICK if quick else FULL
     figures: list[Figure] = []
     with (

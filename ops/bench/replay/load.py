@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from rollwire.ops.bench.streams_load import MEMBERS, Generator, Load, balanced, fill
 from rollwire.ops.topics import apply_topics
-from rollwire.schemas.catalogue import TOPICS
 from rollwire.streams.seams.log import Outgoing, TopicPartition
 from rollwire.streams.seams.log_kafka import KafkaLog
 
@@ -63,8 +62,10 @@ class Source(NamedTuple):
 
 
 def filled(bootstrap: str, prefix: str, size: Size, *, seed: int) -> Source:
-    """Makes the topic under `prefix`, and writes the rollouts."""
-    apply_topics(bootstrap, prefix, topics={TOPIC: TOPICS[TOPIC]})
+    """Makes the catalogue's topics under `prefix`, and writes the rollouts."""
+    apply_topics(
+        bootstrap, prefix
+    )  # all of them: whoever verifies looks at each, and waits for one that is missing
     log = KafkaLog(bootstrap, prefix, client_id="rollwire-bench")
     writer = log.writer()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rollwire.ops.bench.replay.load import TOPIC, Source
+from rollwire.ops.bench.replay.load import Source
 from rollwire.schemas.errors import LogError
 from rollwire.streams.archive.heads import LocalSigner, new_signing_key, trusted_keys
 from rollwire.streams.archive.sealer import seal_epoch
@@ -22,7 +22,7 @@ class SealedSource:
         signer = LocalSigner(new_signing_key())
         self._trusted = trusted_keys(signer.public)
         log, clock = source.log(), SystemClock()
-        while seal_epoch(log, store, signer, name=self._name, clock=clock, topics=(TOPIC,)) is not None:
+        while seal_epoch(log, store, signer, name=self._name, clock=clock) is not None:
             pass
 
     def verified(self, source: Source) -> float:

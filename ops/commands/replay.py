@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from rollwire.ops.auditing import JsonFile
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
+from rollwire.ops.logs import configure_logging
 from rollwire.ops.printing import console, table, write_json
 from rollwire.ops.replay.progress import progress
 from rollwire.ops.replay.shadow import LiveLogs, announce_replay, make_shadow
@@ -68,6 +69,7 @@ def replay(
     lineage
         Whose plans are made, where the topics hold several.
     """
+    configure_logging("warning")  # each plan of a processor that runs live is a line of its log
     changes, rules = changes_of(set_)
     at = broker(dir, bootstrap, prefix, schema_registry)
     logs = LiveLogs(dir, bootstrap, prefix, schema_registry, into)

@@ -151,7 +151,12 @@ def _copy_partition(
             passed_over |= {s.first for s in gone}
             done += _note(f"{_span(Todo(tuple(gone), 0))} was gone from the log before it was copied")
             continue
-        tail = todo.next == segments[-1].next
+        cut = [s for s in todo.segments if s.next > end]
+        if cut:  # nobody may wait for what will never come
+            passed_over |= {s.first for s in cut}
+            done += _cut(cut[0], end)
+            continue
+        tail, had = todo.next == segments[-1].next, done.stretches
         try:
             differs = copy_segments(
                 log,
@@ -171,7 +176,8 @@ def _copy_partition(
         if differs is not None:
             passed_over.add(differs.segment.first)
             done += _judged(differs)
-        archive.refresh([partition.topic])
+        if done.stretches > had:
+            archive.refresh([partition.topic])
     return done
 
 
@@ -191,6 +197,17 @@ def _judged(differs: Differs) -> Copied:
         where=where,
         detail=f"the segment up to {segment.next - 1:,} has {segment.records} sealed records, the log {differs.records}, and not "
         "the same: it is not archived; `rollwire audit verify` names the first that differs",
+        position=Position(topic=segment.topic, partition=segment.partition, offset=segment.first),
+    )
+    return Copied(findings=(finding,))
+
+
+def _cut(segment: Segment, end: int) -> Copied:
+    """What is sealed is decided: a log that ends before it was cut, or made anew."""
+    finding = Finding(
+        kind=Kind.RECORDS_MISSING,
+        where=at(segment.topic, segment.partition, segment.first),
+        detail=f"the log ends at {end:,}, and from here on was not copied before: `rollwire audit verify` says what is gone",
         position=Position(topic=segment.topic, partition=segment.partition, offset=segment.first),
     )
     return Copied(findings=(finding,))

@@ -228,6 +228,25 @@ def test_a_record_that_is_gone_is_named(world: World) -> None:
     assert (found.kind, world.stretches("weight-versions")) == (Kind.RECORDS_MISSING, [])
 
 
+def test_a_log_that_ends_before_what_was_sealed_keeps_no_other_topic_from_the_archive(world: World) -> None:
+    """Cut, or made anew: nothing will ever come where the sealed records stood."""
+    world.write("rollouts", 2 * SEGMENT_RECORDS)
+    world.write("weight-versions", 2 * SEGMENT_RECORDS)
+    world.seal()
+    at = TopicPartition("rollouts", 0)
+    entries = world.log._partitions[at].entries
+    left = len(entries) // 2
+    first_cut = next(s for s in sealed(world.store, NAME).segments[at] if s.next > left)
+    del entries[left:]
+    copied = world.archive()
+    assert [(f.kind, f.position and f.position.offset) for f in copied.findings] == [
+        (Kind.RECORDS_MISSING, first_cut.first)
+    ]
+    assert len(world.stretches("weight-versions")) == 1
+    archived = {s.partition for s in world.stretches("rollouts")}
+    assert archived >= {TopicPartition("rollouts", p) for p in range(1, TOPICS["rollouts"])}
+
+
 def test_what_compaction_or_retention_took_before_is_a_note(world: World) -> None:
     world.write("fleet-status", 2 * SEGMENT_RECORDS)
     world.write("weight-versions", 2 * SEGMENT_RECORDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +81,7 @@ def replay(
             rules=rules,
             lineage=lineage,
         )
+        check_changes(changes, what.processors)
         make_shadow(at.bootstrap, at.prefix, into, opened.history)
         announce_replay(opened.shadow, what, at.prefix, set_)
     with progress() as told:
@@ -131,6 +132,16 @@ def changes_of(given: Sequence[str]) -> tuple[dict[str, Any], Rules | None]:
         except ValueError:
             changes[name] = raw
     return changes, rules
+
+
+def check_changes(changes: Iterable[str], processors: Iterable[str]) -> None:
+    """Raises `ConfigError` for a setting of nobody who is replayed: it would change nothing, and the answer would be taken for
+    its effect."""
+    sections = {SECTIONS[name] for name in processors if name in SECTIONS}
+    for name in changes:
+        if name.split(".")[0] not in sections:
+            of = next(one for one, section in SECTIONS.items() if section == name.split(".")[0])
+            raise ConfigError(f"--set {name}: {of} is not replayed; name it as well")
 
 
 def window_of(start: str | None, end: str | None) -> Window:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollwire.ops.commands.replay import changes_of, window_of
+from rollwire.ops.commands.replay import changes_of, check_changes, window_of
 from rollwire.ops.replay.shadow import check_prefix
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.rules.parse import default_text
@@ -56,3 +56,10 @@ def test_shadow_topics_are_never_those_of_the_history(into: str) -> None:
     with pytest.raises(ConfigError):
         check_prefix("run.", into)
     check_prefix("run.", "shadow.")
+
+
+def test_a_setting_of_nobody_who_is_replayed_is_named() -> None:
+    check_changes(["pack.max_lag_versions", "production.baseline"], ["assemble-production", "pack"])
+    check_changes([], ["attribute"])
+    with pytest.raises(ConfigError, match="assemble is not replayed"):
+        check_changes(["pack.max_lag_versions", "assemble.baseline"], ["attribute", "pack"])

@@ -147,11 +147,13 @@ class Book:
         committed: Mapping[TopicPartition, int],
         begins: Mapping[TopicPartition, int],
         live: Mapping[TopicPartition, int] | None = None,
+        now_ms: int | None = None,
     ) -> Tally:
         """`committed`: offsets of `CONSUMERS`, absent = none; `live`: those of `assemble-production` in `rewards`. `begins`: what
-        lies below was removed by retention."""
+        lies below was removed by retention. `now_ms`: by then retention may have removed letters that were old enough; without it,
+        any."""
         facts = self._facts
-        closing = Closing(facts, self._columns, begins)
+        closing = Closing(facts, self._columns, begins, now_ms)
         judged: dict[str, Judged] = {}
         for name, column in self._columns.items():
             offsets = (live or {}) if name == LIVE_COLUMN else committed

@@ -11,6 +11,7 @@ from rollwire.consumers.audit.hours_book import Book, Tally
 from rollwire.consumers.audit.hours_judge import CONSUMERS, JOINED, LIVE
 from rollwire.consumers.audit.hours_names import named
 from rollwire.schemas.catalogue import TOPICS
+from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.places import existing, partitions_of
 from rollwire.streams.seams.scan import Lost, scan
@@ -55,6 +56,7 @@ def count_hours(
     told: Told = lambda *_: None,
     patchy: bool = False,
     also: Callable[[Record], None] | None = None,
+    clock: Clock | None = None,
 ) -> Counted:
     """Counts all topics of the catalogue. `prefix` is that of the consumer groups.
 
@@ -63,14 +65,15 @@ def count_hours(
     are not there are named, and what lies below such offsets counts as removed; else they raise `OffsetLost` and
     `TopicMismatch`. `also` is told every record of the first count. Raises `DeadlineExceeded` when the log does not answer.
     """
+    clock = clock or SystemClock()
     there, absent = _present(log) if patchy else (ORDER, ())
-    count = _count(log, prefix, there, told, patchy, also)
+    count = _count(log, prefix, there, told, patchy, also, clock)
     pause = threading.Event()
     for _ in range(_COUNTS - 1):
         if count.tally.exact:
             break
         pause.wait(settle_s)
-        count = _count(log, prefix, there, told, patchy, None)
+        count = _count(log, prefix, there, told, patchy, None, clock)
 
     def read(topic: str, start: Mapping[TopicPartition, int]) -> Iterator[Record]:
         if topic not in there:
@@ -101,6 +104,7 @@ def _count(
     told: Told,
     patchy: bool,
     also: Callable[[Record], None] | None,
+    clock: Clock,
 ) -> _Count:
     committed: dict[TopicPartition, int] = {}
     live: dict[TopicPartition, int] = {}
@@ -133,7 +137,7 @@ def _count(
         told(topic, read)
     for hole in lost:
         begins[hole.partition] = max(hole.next, begins[hole.partition])
-    return _Count(book.close(committed, begins, live), book.records, tuple(lost))
+    return _Count(book.close(committed, begins, live, clock.now_us() // 1_000), book.records, tuple(lost))
 
 
 def _pass_over(_: Lost) -> None:

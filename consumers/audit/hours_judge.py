@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rollwire.consumers.audit.hours import HOUR_MS
 from rollwire.consumers.audit.hours_columns import (
     OFFSET_BITS,
     UNNAMED,
@@ -24,6 +25,7 @@ from rollwire.consumers.audit.hours_columns import (
     unpacked,
 )
 from rollwire.consumers.audit.hours_facts import Extra, Facts, Plan
+from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.partitioner import partition_for
 from rollwire.streams.reverts import NO_REVERTS
 from rollwire.streams.seams.log import TopicPartition
@@ -75,8 +77,13 @@ class Closing:
     """What all columns are judged by."""
 
     def __init__(
-        self, facts: Facts, columns: Mapping[str, Column], begins: Mapping[TopicPartition, int]
+        self,
+        facts: Facts,
+        columns: Mapping[str, Column],
+        begins: Mapping[TopicPartition, int],
+        now_ms: int | None = None,
     ) -> None:
+        self._now_ms = now_ms
         self._facts = facts
         self._columns = columns
         self._begins = begins
@@ -131,11 +138,11 @@ class Closing:
         partition = partition_for(topic.encode(), partitions)
         if not self._begins[TopicPartition(LETTERS, partition)]:
             return -1
+        # No letter is older than its record, and none is let go of before its time: one that went earlier was taken away.
+        over = _NEVER if self._now_ms is None else (self._now_ms - TOPICS[LETTERS].retention_ms) // HOUR_MS
         column = self._columns[LETTERS]
         there_N = ints(column.places) >> OFFSET_BITS == partition
-        if not there_N.any():
-            return _NEVER
-        return int(ints(column.hours)[there_N].min())
+        return min(over, int(ints(column.hours)[there_N].min())) if there_N.any() else over
 
     def _went(self, topic: str, places_N: Ints, keys_N: Ints, groups_N: Ints) -> tuple[Mask, Mask]:
         """Which were accepted, and which of the others were shed."""

@@ -6,37 +6,18 @@ up` makes. Losing it is losing everything that is sealed; who has it and the buc
 
 from __future__ import annotations
 
-from typing import Final
-
-import structlog
-
 from rollwire.ops.stack.info import StackInfo
 from rollwire.ops.stack.master_key import VARIABLE, master_key_file
+from rollwire.ops.stack.secret_file import read_secret
 from rollwire.ops.stores import stack_store
-from rollwire.schemas.errors import ConfigError
 from rollwire.streams.seams.keys_cached import CachedKeys
 from rollwire.streams.seams.keys_store import StoredKeys
 from rollwire.streams.seams.master_key import LocalMasterKey
 
-_OTHERS: Final = 0o077
-_logger = structlog.get_logger("rollwire.keys")
-
 
 def open_master_key(stack: StackInfo) -> LocalMasterKey:
     """Raises `ConfigError` where the file is not there, cannot be read or has not 32 bytes."""
-    path = master_key_file(stack.dir)
-    try:
-        secret, mode = path.read_bytes(), path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(
-            f"the master key {path} cannot be read ({error.strerror}): `rollwire up` makes one, or name yours by {VARIABLE}"
-        ) from None
-    if mode & _OTHERS:
-        _logger.warning("master_key.readable_by_others", path=str(path), advice=f"chmod 600 {path}")
-    try:
-        return LocalMasterKey(secret)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return read_secret(master_key_file(stack.dir), "master key", VARIABLE, LocalMasterKey)
 
 
 def open_keys(stack: StackInfo, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> CachedKeys:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
-import structlog
-
+from rollwire.ops.stack.secret_file import read_secret
 from rollwire.ops.stack.signing_key import (
     VARIABLE,
     ensure_signing_key,
@@ -18,28 +16,23 @@ from rollwire.schemas.errors import ConfigError
 from rollwire.streams.archive.heads import LocalSigner, read_public_key, trusted_keys
 from rollwire.streams.archive.sealed import Trusted
 
-_OTHERS: Final = 0o077
-_logger = structlog.get_logger("rollwire.signing")
-
 
 def open_signer(folder: Path) -> LocalSigner:
     """Of the stack whose state is in `folder`: the key that `ROLLWIRE_SIGNING_KEY_FILE` names, else the stack's own. Raises
     `ConfigError`."""
     path = signing_key_file(folder)
-    try:
-        if folder.exists() and not path.exists():  # a stack that was started before it had one gets it now
+    if folder.exists() and not path.exists():  # a stack that was started before it had one gets it now
+        try:
             ensure_signing_key(folder)
-        pem, mode = path.read_bytes(), path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(
-            f"the signing key {path} cannot be read ({error.strerror}): `rollwire up` makes one, or name yours by {VARIABLE}"
-        ) from None
-    if mode & _OTHERS:
-        _logger.warning("signing_key.readable_by_others", path=str(path), advice=f"chmod 600 {path}")
-    try:
-        return LocalSigner(pem)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"the signing key {path} cannot be made: {error.strerror}") from None
+    return read_secret(path, "signing key", VARIABLE, LocalSigner)
+
+
+def open_sealing(folder: Path, files: Sequence[Path]) -> tuple[LocalSigner, Trusted]:
+    """The signer, and whose heads it goes on from: its own, and those by the keys of `files`. Raises `ConfigError`."""
+    signer = open_signer(folder)
+    return signer, {**(open_trusted(folder, files) if files else {}), **trusted_keys(signer.public)}
 
 
 def open_trusted(folder: Path, files: Sequence[Path]) -> Trusted:

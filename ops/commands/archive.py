@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rollwire.ops.archive_metrics import ArchiveCounts, exposed
@@ -18,11 +16,11 @@ from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, run_bucket
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
+from rollwire.ops.printing import bars
 from rollwire.ops.role_run import open_store
-from rollwire.ops.signing import open_signer, open_trusted
+from rollwire.ops.signing import open_sealing
 from rollwire.ops.stack import read_stack
 from rollwire.ops.stopping import stop_on_signals
-from rollwire.streams.archive.heads import trusted_keys
 from rollwire.streams.archive.run_archive import ArchiveConfig, Round, Watch, archive_round, run_archive
 from rollwire.streams.findings import Report
 from rollwire.streams.seams.clock import SystemClock
@@ -67,8 +65,7 @@ def archive(
     ):
         store = open_store(read_stack(dir), bucket or run_bucket(dir, past.at.prefix))
         store.probe()
-        signer = open_signer(dir)
-        trusted = {**trusted_keys(signer.public), **(open_trusted(dir, public_key) if public_key else {})}
+        signer, trusted = open_sealing(dir, public_key)
         clock = SystemClock()
         if not once:
             config = ArchiveConfig(every_s=every, wait_s=ArchiveConfig().wait_s if wait is None else wait)
@@ -115,18 +112,14 @@ def _report(one: Round) -> Report:
 
 
 @contextmanager
-def _progress() -> Iterator[Watch | None]:
-    """Shown on a terminal only; on standard error, since standard output is the answer."""
-    if not sys.stderr.isatty():
-        yield None
-        return
+def _progress() -> Iterator[Watch]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:,} records"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with bars(*columns) as shown:
         yield _Bars(shown)
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from rollwire.ops.auditing import JsonFile, auditing, conclude, console
+from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix
 from rollwire.ops.commands.audit_progress import counting
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
-from rollwire.ops.signing import open_signer, open_trusted
+from rollwire.ops.printing import console
+from rollwire.ops.signing import open_sealing
 from rollwire.ops.stopping import stop_on_signals
-from rollwire.streams.archive.heads import Head, trusted_keys
-from rollwire.streams.archive.sealer import run_sealer, seal_epoch
+from rollwire.streams.archive.heads import Head
+from rollwire.streams.archive.sealer import run_sealer
 from rollwire.streams.findings import Report
 from rollwire.streams.seams.clock import SystemClock
 
@@ -53,10 +55,8 @@ def seal(
         auditing(),
         open_history("audit-seal", dir=dir, bootstrap=bootstrap, prefix=prefix, bucket=bucket) as past,
     ):
-        signer, clock = open_signer(dir), SystemClock()
-        trusted = {**(open_trusted(dir, public_key) if public_key else {}), **trusted_keys(signer.public)}
+        signer, trusted = open_sealing(dir, public_key)
         past.store.probe()
-        lock_s = lock_days * 86_400
         out = console()
         heads: list[Head] = []
 
@@ -67,33 +67,25 @@ def seal(
                 f"{sum(p.records for p in head.partitions):,} records so far, signed by {head.key_id}"
             )
 
+        stop = threading.Event()
         if once:
             past.demand_run()
-            with counting("sealing") as progress:
-                while head := seal_epoch(
-                    past.live,
-                    past.store,
-                    signer,
-                    name=past.name,
-                    clock=clock,
-                    trusted=trusted,
-                    progress=progress,
-                ):
-                    sealed(head)
+            stop.set()  # a sealer that is stopped seals what is there, and ends
         else:
-            stop = threading.Event()
             stop_on_signals(stop)
+        with counting("sealing") if once else nullcontext(lambda _: None) as progress:
             run_sealer(
                 past.live,
                 past.store,
                 signer,
                 name=past.name,
-                clock=clock,
+                clock=SystemClock(),
                 stop=stop,
                 every_s=every,
                 trusted=trusted,
-                lock_s=lock_s,
+                lock_s=lock_days * 86_400,
                 sealed=sealed,
+                progress=progress,
             )
         return conclude(
             Report(

@@ -1,4 +1,4 @@
-"""A file that is made once and never replaced, whole or not at all: keys."""
+"""Keys in files: made once and never replaced, whole or not at all, and read with a word where others can read them too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from rollwire.schemas.errors import ConfigError
+
+_OTHERS: Final = 0o077
+_T = TypeVar("_T")
+_logger = structlog.get_logger("rollwire.keys")
 
 
 def made_once(path: Path, content: Callable[[], bytes], mode: int = 0o600) -> Path:
@@ -26,3 +35,22 @@ def made_once(path: Path, content: Callable[[], bytes], mode: int = 0o600) -> Pa
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def read_secret(path: Path, what: str, variable: str, parse: Callable[[bytes], _T]) -> _T:
+    """What `parse` makes of the file. `what` it is, and the `variable` that can name another, are for messages. Raises
+    `ConfigError` where the file is not there, cannot be read or is not what `parse` takes."""
+    try:
+        secret, mode = path.read_bytes(), path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"the {what} {path} cannot be read ({error.strerror}): `rollwire up` makes one, or name yours by {variable}"
+        ) from None
+    if mode & _OTHERS:
+        _logger.warning(
+            f"{what.replace(' ', '_')}.readable_by_others", path=str(path), advice=f"chmod 600 {path}"
+        )
+    try:
+        return parse(secret)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.errors import DeadlineExceeded, LogUnavailable, RollwireError, StoreUnavailable
+from rollwire.schemas.errors import RollwireError
 from rollwire.streams.archive.archiver import Copied, archive_sealed
 from rollwire.streams.archive.expiry import NOTHING_DUE, Due, delete_due, find_due
 from rollwire.streams.archive.heads import Head, Signer, trusted_keys
 from rollwire.streams.archive.held import held
 from rollwire.streams.archive.sealed import NOTHING, Sealed, Trusted, sealed
-from rollwire.streams.archive.sealer import EPOCH_RECORDS, seal_epoch
+from rollwire.streams.archive.sealer import EPOCH_RECORDS, PASSING, seal_epoch
 from rollwire.streams.archive.stretches import listed
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 
 _logger = structlog.get_logger("rollwire.archive")
-_PASSES: Final = (DeadlineExceeded, LogUnavailable, StoreUnavailable)
 
 
 class Watch(Protocol):
@@ -176,7 +175,7 @@ def run_archive(
                 trusted=trusted,
             )
         except RollwireError as error:
-            if not isinstance(error, _PASSES):
+            if not isinstance(error, PASSING):
                 raise
             _logger.warning("archive.later", name=name, error=str(error))
         else:

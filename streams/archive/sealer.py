@@ -51,6 +51,9 @@ EPOCH_RECORDS: Final = 1_000_000
 UNSEALED: Final = "gone before it was sealed"
 """The policy of records that retention deleted while no sealer ran."""
 
+PASSING: Final = (DeadlineExceeded, LogUnavailable, StoreUnavailable)
+"""What a later attempt may not meet any more."""
+
 _RACES: Final = 8
 _logger = structlog.get_logger("rollwire.seal")
 
@@ -130,20 +133,30 @@ def run_sealer(
     trusted: Trusted | None = None,
     lock_s: float = 0.0,
     sealed: Callable[[Head], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Seals every `every_s` seconds until `stop`; what is there at the end is sealed as well. `sealed` is told of each
-    head. A broker or a store that is away is waited for: nothing is lost by sealing later."""
+    head, `progress` how many records were read since it was told last. A broker or a store that is away is waited for:
+    nothing is lost by sealing later."""
     while True:
         last = stop.is_set()
         try:
             while head := seal_epoch(
-                log, store, signer, name=name, clock=clock, topics=topics, trusted=trusted, lock_s=lock_s
+                log,
+                store,
+                signer,
+                name=name,
+                clock=clock,
+                topics=topics,
+                trusted=trusted,
+                lock_s=lock_s,
+                progress=progress,
             ):
                 sealed(head)
                 if stop.is_set() and not last:
                     break
         except RollwireError as error:
-            if not _passes(error) or last:
+            if last or not isinstance(error, PASSING):
                 raise
             _logger.warning("seal.later", name=name, error=str(error))
         if last:
@@ -161,10 +174,6 @@ def _held(before: Sequence[OffsetRange], now: Sequence[OffsetRange]) -> tuple[Of
     told = {(r.topic, r.partition) for r in now}
     held = [*(r for r in before if (r.topic, r.partition) not in told), *now]
     return tuple(sorted(held, key=lambda r: (r.topic, r.partition, r.start)))
-
-
-def _passes(error: RollwireError) -> bool:
-    return isinstance(error, DeadlineExceeded | LogUnavailable | StoreUnavailable)
 
 
 def _trusted_head(stored: StoredHead, name: str, trusted: Trusted) -> Head:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
+from rollwire.ops.printing import bars
 from rollwire.ops.stores import bucket_store
 from rollwire.schemas.catalogue import TOPICS, topic_named
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
@@ -144,11 +143,8 @@ def _ms(text: str | None, option: str) -> int | None:
 @contextmanager
 def _bar(what: str) -> Iterator[_Progress]:
     """A bar of records, on a terminal. Control records have offsets too, so it may end early."""
-    if not sys.stderr.isatty():
-        yield (lambda *_: None), (lambda _: None)
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with bars(*columns) as shown:
         line = shown.add_task(what, total=None)
         totals = [0]
 

@@ -30,6 +30,11 @@ FLOWS: Final[dict[Flow, str]] = {
 Wrong = Literal["missing", "extra"]
 
 
+def hour_of(timestamp_ms: int) -> int:
+    """Hours since 1970."""
+    return timestamp_ms // HOUR_MS
+
+
 def hour_name(hour: int) -> str:
     """`hour`: since 1970. As in 2026-11-30T06, in UTC."""
     return datetime.fromtimestamp(hour * 3_600, UTC).strftime("%Y-%m-%dT%H")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollwire.consumers.audit.hours import HOUR_MS, FlowHour, HourLine, hour_name
+from rollwire.consumers.audit.hours import FlowHour, HourLine, hour_name, hour_of
 from rollwire.consumers.audit.hours_columns import UNNAMED, Column, packed
 from rollwire.consumers.audit.hours_facts import Extra, Facts
 from rollwire.consumers.audit.hours_flows import count_flows
@@ -91,7 +91,7 @@ class Book:
         self.records = 0
 
     def add(self, record: Record) -> None:
-        topic, hour = record.topic, record.timestamp_ms // HOUR_MS
+        topic, hour = record.topic, hour_of(record.timestamp_ms)
         place = packed(record.partition, record.offset)
         self.records += 1
         event_id = replay_of = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from rollwire.consumers.audit.hours import HOUR_MS, Difference, HourLedger, Wrong, hour_name
+from rollwire.consumers.audit.hours import Difference, HourLedger, Wrong, hour_name, hour_of
 from rollwire.consumers.audit.hours_book import Tally
 from rollwire.consumers.audit.hours_columns import packed, unpacked
 from rollwire.schemas.errors import Refused
@@ -116,7 +116,7 @@ def _of_nothing(tally: Tally, read: Read) -> list[Difference]:
             except Refused:
                 continue
             group_id, members = _names(event)
-            place, hour = packed(record.partition, record.offset), record.timestamp_ms // HOUR_MS
+            place, hour = packed(record.partition, record.offset), hour_of(record.timestamp_ms)
             for rollout_id in members:
                 if hash(rollout_id) in rollouts:
                     rollouts.discard(hash(rollout_id))  # each is told once, at the first event that names it

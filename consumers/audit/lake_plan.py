@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 from blake3 import blake3
 
+from rollwire.consumers.audit.hours import hour_name
 from rollwire.schemas.errors import ArchiveCorrupt
 from rollwire.streams.seams.log import Record, TopicPartition
 
@@ -115,16 +115,6 @@ class Digest:
 def summed(digests: Iterable[str]) -> str:
     """Of several digests one: the sum modulo 2^128, whatever their order."""
     return f"{sum(int(digest, 16) for digest in digests) % _MOD:032x}"
-
-
-def hour_of(timestamp_ms: int) -> int:
-    """Hours since the Unix epoch."""
-    return timestamp_ms // 3_600_000
-
-
-def hour_name(hour: int) -> str:
-    """As in `hour=2026-11-30T06`; UTC."""
-    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H")
 
 
 def round_key(number: int) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from blake3 import blake3
 
+from rollwire.consumers.audit.hours import hour_of
 from rollwire.consumers.audit.lake_plan import (
     FORMAT,
     STRETCH_BYTES,
@@ -19,7 +20,6 @@ from rollwire.consumers.audit.lake_plan import (
     LakeFile,
     Stretch,
     file_key,
-    hour_of,
 )
 from rollwire.consumers.audit.lake_schema import DELETED, UNDECODED, positions, table_of
 from rollwire.schemas.errors import Refused

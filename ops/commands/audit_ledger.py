@@ -6,7 +6,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rollwire.consumers.audit.hours import FLOWS, HourLedger, chosen
+from rollwire.consumers.audit.hours import FLOWS, HOUR_MS, HourLedger, chosen, hour_name, hour_of
 from rollwire.consumers.audit.hours_count import Told, count_hours
 from rollwire.consumers.audit.hours_live import Counters, Written, compare, parse_counters
 from rollwire.consumers.audit.hours_report import make_report
@@ -22,6 +21,7 @@ from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
+from rollwire.ops.moments import moment_of
 from rollwire.ops.printing import bars, console, table
 from rollwire.schemas.catalogue import TOPICS, topic_named
 from rollwire.schemas.errors import ConfigError, EnvironmentMissing
@@ -143,15 +143,8 @@ def _hour(text: str | None, option: str, *, up: bool = False) -> str | None:
     """The hour of a time, as hours are named; `up`: of one that is no whole hour, the next one."""
     if text is None:
         return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"{option} {text}: not a time; one is 2026-11-30T06 or 2026-11-30T06:30Z") from None
-    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    whole = time.replace(minute=0, second=0, microsecond=0)
-    if up and whole < time:
-        whole += timedelta(hours=1)
-    return whole.strftime("%Y-%m-%dT%H")
+    at_ms = round(moment_of(text, option).timestamp() * 1_000)
+    return hour_name(hour_of(at_ms + HOUR_MS - 1 if up else at_ms))
 
 
 def _counters(urls: Sequence[str], key: str | None) -> tuple[Counters, ...]:

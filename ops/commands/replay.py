@@ -6,7 +6,6 @@ import json as json_
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from cyclopts import Parameter
 from rollwire.ops.auditing import JsonFile
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry, broker
 from rollwire.ops.logs import configure_logging
+from rollwire.ops.moments import moment_of
 from rollwire.ops.printing import console, table, write_json
 from rollwire.ops.replay.progress import progress
 from rollwire.ops.replay.shadow import LiveLogs, announce_replay, make_shadow
@@ -161,13 +161,7 @@ def window_of(start: str | None, end: str | None) -> Window:
 
 
 def _us(text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is neither an offset nor a time, as in 2026-11-30T06:00") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    at_us = round(moment.timestamp() * 1e6)
+    at_us = round(moment_of(text, also=", or an offset").timestamp() * 1e6)
     if not 0 <= at_us < EVER_US:
         raise ConfigError(f"{text!r} is out of range")
     return at_us

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
+from rollwire.ops.moments import moment_of
 from rollwire.schemas.catalogue import topic_named
 from rollwire.schemas.codec import schema_for
 from rollwire.schemas.errors import ConfigError, Refused
@@ -185,12 +185,7 @@ def parse_time(text: str, now_us: int) -> int:
     """A moment: RFC 3339 (without a zone: UTC), or so long ago: 90s, 15m, 2h, 3d. Raises `ConfigError`."""
     if (span := _SPAN.fullmatch(text)) is not None:
         return now_us - int(span[1]) * _UNIT_US[span[2]]
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is no time: 2026-01-31T12:00, or 90s, 15m, 2h, 3d ago") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1_000_000)
+    return round(moment_of(text, also=", or 90s, 15m, 2h, 3d ago").timestamp() * 1_000_000)
 
 
 def parse_key(text: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from rollwire.consumers.audit.hours import HOUR_MS, HourLedger, chosen, hour_name
+from rollwire.consumers.audit.hours import HOUR_MS, HourLedger, chosen, hour_name, hour_of
 from rollwire.consumers.audit.hours_book import Book
 from rollwire.consumers.audit.hours_count import Counted, count_hours
 from rollwire.consumers.audit.hours_report import digest_of, make_report
@@ -83,13 +83,13 @@ def test_every_topic_hour_and_flow_adds_up(seed: int) -> None:
     assert ledger.exact
     received = Counter(
         {
-            (topic, hour_name(r.timestamp_ms // HOUR_MS)): 0
+            (topic, hour_name(hour_of(r.timestamp_ms))): 0
             for topic in {p.topic for p in log._partitions}
             for r in entries(log, topic)
         }
     )
     received.update(
-        (topic, hour_name(r.timestamp_ms // HOUR_MS))
+        (topic, hour_name(hour_of(r.timestamp_ms)))
         for topic in {p.topic for p in log._partitions}
         for r in entries(log, topic)
     )
@@ -144,7 +144,7 @@ def test_a_record_that_is_lost_is_named(seed: int, topic: str, shows: set[str]) 
             there = log._partitions[TopicPartition(one.topic, one.partition)]
             record = there.entries[one.offset - there.begin]
             assert record is not None
-            assert one.hour == hour_name(record.timestamp_ms // HOUR_MS)
+            assert one.hour == hour_name(hour_of(record.timestamp_ms))
     named = [
         (f.position.topic, f.position.partition, f.position.offset) for f in report.findings if f.position
     ]

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import structlog
 
+from rollwire.consumers.audit.hours import hour_name, hour_of
 from rollwire.consumers.audit.lake_export import export
-from rollwire.consumers.audit.lake_plan import hour_name, hour_of
 from rollwire.ops.commands.audit_query import query
 from rollwire.ops.lake.queries import Answer, ask, open_lake, queries, view_of
 from rollwire.ops.simulate.run import REAL, Simulation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +16,9 @@ from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.records import Event
 
 EXAMPLES: Final = Path(__file__).parent / "examples"
+
+
+E = TypeVar("E", bound=Event)
 
 
 class Example(NamedTuple):
@@ -49,6 +52,16 @@ def load_examples(topic: str) -> list[Example]:
                 )
             )
     return found
+
+
+def example(kind: type[E], name: str = "") -> E:
+    """The newest example of a kind of event, or the newest of that name. Raises `KeyError` where there is none."""
+    for topic, spec in TOPICS.items():
+        if spec.record_class is kind:
+            for one in reversed(load_examples(topic)):
+                if name in ("", one.name) and isinstance(one.event, kind):
+                    return one.event
+    raise KeyError(f"{kind.__name__} {name}".strip())
 
 
 def all_examples() -> list[Example]:

@@ -22,7 +22,7 @@ from rollwire.ops.person import person_of
 from rollwire.ops.readable import shut
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import ConfigError, Erased, LogUnavailable, Refused, TopicMismatch
-from rollwire.schemas.golden import load_examples
+from rollwire.schemas.golden import example
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.pseudonyms import pseudonym_of
 from rollwire.schemas.records import (
@@ -52,16 +52,12 @@ START_US = 1_767_225_600_000_000
 ASKED = Request(ADA, "r-1", "asked", "ann")
 
 
-def example(topic: str, name: str) -> Any:
-    return next(e.event for e in reversed(load_examples(topic)) if e.name == name)
-
-
 def group(n: int) -> str:
     return new_group_id(START_US + n * 1_000_000, n)
 
 
 def rollout(keys: KeyStore, person: str, n: int) -> ProductionRollout:
-    made: ProductionRollout = example("production-rollouts", "sealed")
+    made = example(ProductionRollout, "sealed")
     name = f"{group(n)}.0"
     tokens = np.arange(len(made.loss_mask), dtype="<u4").tobytes()
     held, seal = seal_field(keys, person, name, "token_ids", tokens)
@@ -71,7 +67,7 @@ def rollout(keys: KeyStore, person: str, n: int) -> ProductionRollout:
 
 
 def comment(keys: KeyStore, person: str, n: int, text: str) -> Feedback:
-    made: Feedback = example("user-feedback", "sealed-comment")
+    made = example(Feedback, "sealed-comment")
     held, seal = seal_field(keys, person, f"f-{n}-{person[:4]}", "comment", text.encode())
     return msgspec.structs.replace(
         made,
@@ -89,8 +85,8 @@ def digest(version: int) -> str:
 
 
 def versions(lineage: str, reverts: dict[int, int], newest: int) -> list[Event]:
-    made: WeightVersion = load_examples("weight-versions")[-1].event  # type: ignore[assignment]
-    step: TrainStep = load_examples("train-steps")[-1].event  # type: ignore[assignment]
+    made = example(WeightVersion)
+    step = example(TrainStep)
     events: list[Event] = []
     for n in range(newest + 1):
         back = reverts.get(n)
@@ -133,12 +129,12 @@ def history(keys: KeyStore) -> MemoryLog:
     log = MemoryLog({name: spec.partitions for name, spec in TOPICS.items()})
     rollouts = [rollout(keys, ADA, 1), rollout(keys, ADA, 2), rollout(keys, BOB, 3)]
     lineage = rollouts[0].lineage
-    fate: GroupFate = example("group-fates", "trained")
-    reward: Reward = load_examples("rewards")[0].event  # type: ignore[assignment]
-    status: FleetStatus = example("fleet-status", "channel-swapped")
+    fate = example(GroupFate, "trained")
+    reward = example(Reward)
+    status = example(FleetStatus, "channel-swapped")
     # What the codec refused stands in the dead letter as it came.
     refused = outgoing(comment(keys, ADA, 2, "late"), source="test", time_us=START_US)
-    letter: DeadLetter = example("dead-letters", "short-logprobs")
+    letter = example(DeadLetter, "short-logprobs")
     letter = msgspec.structs.replace(
         letter,
         value=refused.value,
@@ -192,7 +188,7 @@ def test_what_a_person_reached() -> None:
 
 
 def test_what_carries_a_version() -> None:
-    made: WeightVersion = load_examples("weight-versions")[-1].event  # type: ignore[assignment]
+    made = example(WeightVersion)
 
     def line(*reverts: int | None) -> dict[int, WeightVersion]:
         return {n: msgspec.structs.replace(made, version=n, reverts_to=to) for n, to in enumerate(reverts)}
@@ -276,7 +272,7 @@ def test_an_export_is_in_the_clear_and_only_of_the_person() -> None:
     log = history(keys)
     reach = trace(log, ADA)
     rows = exported(log, keys, reach)
-    count = len(example("production-rollouts", "sealed").loss_mask)
+    count = len(example(ProductionRollout, "sealed").loss_mask)
     assert [r[1][0] for r in rows if r[0] == "user-feedback"] == ["my name is Ada", "so is mine"]
     assert [r[1] for r in rows if r[0] == "production-rollouts"] == [
         (list(range(count)), f"{4 * count} bytes")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwire.schemas.errors import Refused
-from rollwire.schemas.golden import load_examples
+from rollwire.schemas.golden import example
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.records import Component, Feedback, ProductionRollout, Reward
 from rollwire.schemas.rules import Given, Rules, default_rules, score
@@ -34,13 +34,7 @@ _T = TypeVar("_T")
 BOOK = Rulebook((Since(0, RULES),))
 
 
-def _example(topic: str, name: str) -> ProductionRollout | Feedback:
-    found = next(e.event for e in load_examples(topic) if e.name == name)
-    assert isinstance(found, ProductionRollout | Feedback)
-    return found
-
-
-ROLLOUT, THUMB = _example("production-rollouts", "sealed"), _example("user-feedback", "thumb")
+ROLLOUT, THUMB = example(ProductionRollout, "sealed"), example(Feedback, "thumb")
 
 
 class Row(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from rollwire.consumers.audit.lineage import Answer
 from rollwire.consumers.audit.lineage_trace import CONFIRMED_STEPS, Tracer
 from rollwire.schemas.catalogue import TOPICS
-from rollwire.schemas.golden import load_examples
+from rollwire.schemas.golden import example
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.pseudonyms import pseudonym_of
 from rollwire.schemas.records import (
@@ -21,6 +20,7 @@ from rollwire.schemas.records import (
     Erasure,
     Event,
     Feedback,
+    FleetStatus,
     GroupFate,
     Position,
     ProductionRollout,
@@ -39,16 +39,12 @@ START_US = 1_767_225_600_000_000
 NEWEST = 7
 
 
-def example(topic: str, name: str = "") -> Any:
-    return next(e.event for e in reversed(load_examples(topic)) if name in ("", e.name))
-
-
 def group(n: int) -> str:
     return new_group_id(START_US + n * 1_000_000, n)
 
 
 def answered(keys: MemoryKeys, person: str, n: int) -> ProductionRollout:
-    made: ProductionRollout = example("production-rollouts", "sealed")
+    made = example(ProductionRollout, "sealed")
     name = f"{group(n)}.0"
     tokens = np.arange(len(made.loss_mask), dtype="<u4").tobytes()
     held, seal = seal_field(keys, person, name, "token_ids", tokens)
@@ -56,7 +52,7 @@ def answered(keys: MemoryKeys, person: str, n: int) -> ProductionRollout:
 
 
 def said(keys: MemoryKeys, person: str, n: int) -> Feedback:
-    made: Feedback = example("user-feedback", "sealed-comment")
+    made = example(Feedback, "sealed-comment")
     name = f"f-{n}-{person[:4]}"
     held, seal = seal_field(keys, person, name, "comment", b"thanks")
     return msgspec.structs.replace(
@@ -71,7 +67,7 @@ def said(keys: MemoryKeys, person: str, n: int) -> Feedback:
 
 
 def rewarded(n: int, evidence: tuple[str, ...]) -> Reward:
-    made: Reward = example("rewards")
+    made = example(Reward)
     return msgspec.structs.replace(
         made, rollout_id=f"{group(n)}.0", group_id=group(n), source="user", evidence=evidence
     )
@@ -79,7 +75,7 @@ def rewarded(n: int, evidence: tuple[str, ...]) -> Reward:
 
 def decided(n: int, base: int, *, seen: int) -> GroupFate:
     """`seen`: the next offset of weight-versions that pack had read."""
-    made: GroupFate = example("group-fates", "trained")
+    made = example(GroupFate, "trained")
     return msgspec.structs.replace(
         made,
         group_id=group(n),
@@ -91,8 +87,8 @@ def decided(n: int, base: int, *, seen: int) -> GroupFate:
 
 
 def published(lineage: str, number: int, to: int | None) -> list[Event]:
-    version: WeightVersion = example("weight-versions")
-    step: TrainStep = example("train-steps")
+    version = example(WeightVersion)
+    step = example(TrainStep)
     digest = hashlib.sha256(str(number if to is None else to).encode()).hexdigest()
     events: list[Event] = [
         msgspec.structs.replace(
@@ -147,7 +143,7 @@ def log() -> MemoryLog:
     ]
     for number in range(NEWEST + 1):
         events += published(rollouts[0].lineage, number, 1 if number == 4 else None)
-    status = example("fleet-status", "channel-swapped")
+    status = example(FleetStatus, "channel-swapped")
     for replica, number, served in (("old", 3, 3), ("between", 5, 5), ("new", 7, 7)):
         digest = hashlib.sha256(str(served).encode()).hexdigest()
         events.append(msgspec.structs.replace(status, replica=replica, version=number, state_digest=digest))
@@ -225,7 +221,7 @@ def test_feedback_that_a_reward_names_and_that_is_gone_is_a_gap(log: MemoryLog) 
 
 def test_a_rollout_that_was_refused_says_by_whom_and_why(log: MemoryLog) -> None:
     (before,) = Tracer(log, None).rollout(f"{group(2)}.0").rollouts
-    letter: DeadLetter = example("dead-letters")
+    letter = example(DeadLetter)
     write(
         log,
         msgspec.structs.replace(
@@ -240,7 +236,7 @@ def test_a_rollout_that_was_refused_says_by_whom_and_why(log: MemoryLog) -> None
 
 
 def test_many_steps_are_known_by_the_fates(log: MemoryLog) -> None:
-    keys, lineage = MemoryKeys(), example("production-rollouts", "sealed").lineage
+    keys, lineage = MemoryKeys(), example(ProductionRollout, "sealed").lineage
     count = CONFIRMED_STEPS + 5
     events: list[Event] = []
     for number in range(NEWEST + 1, NEWEST + 1 + count):

@@ -12,7 +12,7 @@ import pytest
 
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import ConfigError
-from rollwire.schemas.golden import load_examples
+from rollwire.schemas.golden import example
 from rollwire.schemas.ids import new_group_id
 from rollwire.schemas.records import Event, Feedback, Group, ProductionRollout, Reward
 from rollwire.schemas.rules import Rules, parse_rules
@@ -65,10 +65,6 @@ SPOKEN: Final = Spoken(
 )
 
 
-def example(topic: str, name: str) -> Event:
-    return next(e.event for e in load_examples(topic) if e.name == name)
-
-
 @pytest.fixture(scope="module")
 def history() -> MemoryLog:
     """Answers and thumbs, some late, some twice, some about answers that never come."""
@@ -81,7 +77,7 @@ def history() -> MemoryLog:
         writer.write([outgoing(event, source="rollwire/test", time_us=clock.now_us())])
 
     write(rules_notice(RULES, "policy", clock.now_us()))
-    answer, thumb = example("production-rollouts", "sealed"), example("user-feedback", "thumb")
+    answer, thumb = example(ProductionRollout, "sealed"), example(Feedback, "thumb")
     assert isinstance(answer, ProductionRollout)
     assert isinstance(thumb, Feedback)
     for number in range(40):

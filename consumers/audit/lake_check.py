@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from rollwire.consumers.audit.lake_export import (
-    Told,
     read_lake,
     read_rounds,
     read_stretches,
@@ -19,6 +18,7 @@ from rollwire.consumers.audit.lake_export import (
 )
 from rollwire.consumers.audit.lake_plan import Lake, LakeFile, Range, Stretch, finished, summed
 from rollwire.consumers.audit.lake_read import planned_batches
+from rollwire.consumers.audit.lake_stretches import Told
 from rollwire.consumers.audit.lake_write import Gathered
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import ConfigError, ObjectMissing, TopicMismatch

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -15,15 +13,13 @@ from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix, Registry
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import open_history
+from rollwire.ops.lake.places import LivePast, cores, lake_at
+from rollwire.ops.moments import moment_of
 from rollwire.ops.printing import bars
-from rollwire.ops.stores import bucket_store
 from rollwire.schemas.catalogue import TOPICS, topic_named
-from rollwire.schemas.errors import ConfigError, EnvironmentMissing
+from rollwire.schemas.errors import EnvironmentMissing
 from rollwire.streams.findings import Report
-from rollwire.streams.seams.store import ObjectStore
-from rollwire.streams.seams.store_folder import FolderStore
 
-_S3: Final = "s3://"
 _Progress = tuple[Callable[[str, int], None], Callable[[int], None]]
 
 
@@ -34,6 +30,7 @@ def export(
     since: Annotated[str | None, Parameter(name=("--from", "--since"))] = None,
     until: Annotated[str | None, Parameter(name="--until")] = None,
     check: Annotated[bool, Parameter(negative="")] = False,
+    processes: int | None = None,
     json: JsonFile = None,
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,
@@ -58,12 +55,14 @@ def export(
         Records before this time. A lake has one range of times for good.
     check
         Write nothing: hold the lake against the history, every row of it.
+    processes
+        That share the work, where there is much of it. By default one for each core that this one may use, at most four.
     """
     with auditing():
         topics = [topic_named(one).name for one in topic] or list(TOPICS)
         since_ms, until_ms = _ms(since, "--from"), _ms(until, "--until")
         try:
-            from rollwire.consumers.audit import lake_check, lake_export
+            from rollwire.consumers.audit import lake_check, lake_export, lake_share
         except ModuleNotFoundError as error:
             raise EnvironmentMissing(
                 f"{error.name} is not installed; install the extra: pip install 'rollwire[lake]'"
@@ -94,6 +93,10 @@ def export(
                     root=root,
                     told=told,
                     sized=sized,
+                    share=lake_share.Share(
+                        processes if processes is not None else cores(),
+                        LivePast(to, dir, bootstrap, prefix, schema_registry, bucket),
+                    ),
                 )
                 report = Report(
                     command="audit export",
@@ -109,35 +112,8 @@ def export(
         return conclude(report, json)
 
 
-def lake_at(to: str, dir: Path) -> tuple[ObjectStore, str]:
-    """The store of a lake, and what stands before its keys. Raises `ConfigError`, `StackError`."""
-    if not to.startswith(_S3):
-        folder = FolderStore(Path(to))
-        folder.ensure_bucket()
-        return folder, ""
-    bucket, _, before = to.removeprefix(_S3).partition("/")
-    if not bucket:
-        raise ConfigError(f"--to {to}: say s3://bucket/prefix")
-    before = before.strip("/")
-    if not before:
-        raise ConfigError(
-            f"--to {to}: say a prefix too, as in s3://{bucket}/lake: a bucket may hold other things"
-        )
-    store = bucket_store(dir, bucket)
-    store.ensure_bucket()
-    return store, before + "/"
-
-
 def _ms(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text!r}: say a time as in 2026-11-30T06 ({error})") from error
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    return round(time.timestamp() * 1_000)
+    return None if text is None else round(moment_of(text, option).timestamp() * 1_000)
 
 
 @contextmanager

@@ -54,9 +54,14 @@ def open_history(
     bucket: str | None = None,
 ) -> Iterator[History]:
     """Open until the `with` ends. `bucket`: by default that of the newest run with the prefix, without one the stack's.
-    Raises `StackError` where no broker or store is recorded."""
+    Raises `StackError` where no broker or store is recorded, `ConfigError` where there is no such bucket as `bucket`."""
     at = broker(dir, bootstrap, prefix, schema_registry)
     store = bucket_store(dir, bucket or run_bucket(dir, at.prefix))
+    if bucket is not None:
+        try:
+            next(iter(store.list(archived_folder(at.name))), None)
+        except ObjectMissing as error:  # else its archive would be taken for one that holds nothing
+            raise ConfigError(f"there is no bucket {bucket!r}: {error}") from error
     with at.log(command) as live, closing(ArchivedLog(live, store, at.name)) as log:
         yield History(log, live, store, at)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from rollwire.consumers.audit.beginnings import cut_beginnings, versions_gone
 from rollwire.consumers.audit.lineage import Answer
 from rollwire.consumers.audit.lineage_answer import Facts, Made, answer, trained_on
 from rollwire.consumers.audit.lineage_events import KEYED, Gathered, Letters, Plan, Plans
@@ -194,6 +195,7 @@ class Tracer:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read_versions(self) -> VersionBook:
+        self._findings.update(dict.fromkeys(cut_beginnings(self._log, TOPICS)))
         for topic in TOPICS:
             for record in self._scan(topic):
                 event = self._event(record)
@@ -354,13 +356,14 @@ class Tracer:
 
     def _unknown_version(self, name: str, version: int) -> None:
         known = self._book.versions.get(name)
-        said = f"known of it are {ranges(known)}" if known else "nothing was published in it"
+        said = f"known of it are {ranges(known)}" if known else "nothing of it is known"
         others = [
             f"{one[:13]} ({ranges(numbers)})" for one, numbers in self._book.versions.items() if one != name
         ]
         more = f"; other lineages: {', '.join(others)}" if others else ""
         where = f"version {version} of lineage {name or '(none)'}"
-        if known and 0 <= version < max(known):  # numbers have no holes, and begin with 0
+        # Numbers have no holes, and begin with 0.
+        if (known and 0 <= version < max(known)) or (not known and versions_gone(self._findings)):
             self._find(
                 Kind.HISTORY_GAP, where, f"its event is neither in the log nor in the archive: {said}{more}"
             )

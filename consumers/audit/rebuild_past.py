@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Final, NamedTuple
 
+from rollwire.consumers.audit.beginnings import cut_beginnings
 from rollwire.consumers.weights.versions import Versions
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Position, TrainStep, WeightLink, WeightVersion
@@ -65,7 +66,7 @@ def read_past(log: Log, lineage: str | None) -> ReadPast:
     chosen = Versions(lineage)
     steps: list[TrainStep] = []
     links: list[WeightLink] = []
-    findings: list[Finding] = []
+    findings = cut_beginnings(log, TOPICS)
     records = 0
     for record in scan(
         log,

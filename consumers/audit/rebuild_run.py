@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from rollwire.consumers.audit.beginnings import versions_gone
 from rollwire.consumers.audit.rebuild_deltas import DeltaRebuild
 from rollwire.consumers.audit.rebuild_past import Past, ReadPast
 from rollwire.consumers.audit.rebuild_training import ByTraining, TrainingRebuild
@@ -36,7 +37,7 @@ def wanted(read: ReadPast, version: int | None, lineage: str | None) -> Wanted:
         known = "none" if past is None else f"{min(past.versions)} to {past.newest}"
         findings.append(
             Finding(
-                kind=Kind.VERSION_UNKNOWN,
+                kind=Kind.HISTORY_GAP if versions_gone(findings) else Kind.VERSION_UNKNOWN,
                 where=what,
                 detail=f"weight-versions has no such version of {of}; known are {known}",
             )

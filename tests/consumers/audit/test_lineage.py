@@ -14,6 +14,8 @@ import structlog
 
 from rollwire.consumers.audit.lineage import Answer
 from rollwire.consumers.audit.lineage_trace import Tracer
+from rollwire.consumers.audit.rebuild_past import read_past
+from rollwire.consumers.audit.rebuild_run import wanted
 from rollwire.consumers.audit.versions import VersionBook, carried_by, left_by, line_to, ranges
 from rollwire.consumers.trainer.sums import sums_of
 from rollwire.consumers.weights.manifest import MadeFrom, decode_manifest, encode_manifest
@@ -21,7 +23,7 @@ from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.reader import load_version
 from rollwire.ops.simulate.run import REAL, Simulation
 from rollwire.schemas.golden import load_examples
-from rollwire.schemas.records import FleetStatus, OffsetRange, WeightVersion
+from rollwire.schemas.records import FleetStatus, OffsetRange, Position, WeightVersion
 from rollwire.streams.archive.archiver import archive_sealed
 from rollwire.streams.archive.heads import LocalSigner, new_signing_key
 from rollwire.streams.archive.log import ArchivedLog
@@ -285,8 +287,22 @@ def test_a_version_whose_event_is_gone_was_published_all_the_same() -> None:
     place, second = TopicPartition("weight-versions", 0), simulation.laws.stands[1]
     simulation.log.trim(place, second)
     answer = Tracer(simulation.log, None).version(0)
-    assert [one.kind for one in answer.report.findings] == [Kind.HISTORY_GAP]
+    cut, unknown = answer.report.findings
+    assert [cut.kind, unknown.kind] == [Kind.HISTORY_GAP, Kind.HISTORY_GAP]
+    # A topic that is kept for ever has lost its beginning: that has a place.
+    assert cut.position == Position(topic="weight-versions", partition=0, offset=0)
     assert [one.version for one in Tracer(simulation.log, None).version(1).versions] == [1]
+
+
+def test_where_all_versions_are_gone_none_is_said_to_be_unknown() -> None:
+    simulation = simulated(with_versions(2))
+    place = TopicPartition("weight-versions", 0)
+    simulation.log.trim(place, simulation.log.end_offsets([place])[place])
+    findings = Tracer(simulation.log, None).version(1).report.findings
+    assert {one.kind for one in findings} == {Kind.HISTORY_GAP}
+    asked = wanted(read_past(simulation.log, None), 1, None)
+    assert [one.kind for one in asked.findings] == [Kind.HISTORY_GAP, Kind.HISTORY_GAP]
+    assert asked.versions == ()
 
 
 def test_an_empty_log_answers_as_well() -> None:

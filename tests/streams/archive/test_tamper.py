@@ -43,6 +43,8 @@ STRANGER = LocalSigner(new_signing_key())
 
 Entries = list[Record | None]
 
+HOUR_US = 3_600_000_000
+
 
 class Sealed(NamedTuple):
     """A log of 1,000 events in `AT` and 300 in `OTHER`, sealed in four epochs."""
@@ -52,17 +54,24 @@ class Sealed(NamedTuple):
     clock: ManualClock
 
     def check(
-        self, log: MemoryLog | None = None, *, sample: float | None = None, seen: dict[int, str] | None = None
+        self,
+        log: MemoryLog | None = None,
+        *,
+        sample: float | None = None,
+        seen: dict[int, str] | None = None,
+        later_us: int = 0,
+        rollouts: Policy | None = None,
     ) -> Verified:
+        """`rollouts`: that topic's policy, by default for ever as all others'."""
         return verify(
             log or self.log,
             self.store,
             name=NAME,
             trusted=trusted_keys(SIGNER.public),
-            now_us=self.clock.now_us(),
+            now_us=self.clock.now_us() + later_us,
             sample=sample,
             seen=seen,
-            policies=FOR_EVER,
+            policies=FOR_EVER if rollouts is None else {**FOR_EVER, "rollouts": rollouts},
         )
 
     def rewritten(
@@ -545,14 +554,7 @@ def test_t8_any_damage_to_what_is_sealed_is_found_and_ends_no_audit(past: Sealed
 
 def test_what_retention_took_is_a_note_and_not_a_finding(past: Sealed) -> None:
     log = past.rewritten(lambda entries: entries.__delitem__(slice(0, 300)), begin=300)
-    kept = verify(
-        log,
-        past.store,
-        name=NAME,
-        trusted=trusted_keys(SIGNER.public),
-        now_us=past.clock.now_us() + 3_600_000_000,
-        policies={**FOR_EVER, "rollouts": Policy(60_000, False)},
-    ).report
+    kept = past.check(log, later_us=HOUR_US, rollouts=Policy(60_000, False)).report
     assert kept.findings == ()
     assert any(
         note.startswith("rollouts[0] 0 to ") and "retention.ms of rollouts: 1 min" in note
@@ -561,46 +563,23 @@ def test_what_retention_took_is_a_note_and_not_a_finding(past: Sealed) -> None:
     # The part of a segment that is left is still looked at.
     entries = [e for e in log._partitions[AT].entries if e is not None]
     log._partitions[AT].entries[0] = entries[0]._replace(value=b"changed")
-    left = verify(
-        log,
-        past.store,
-        name=NAME,
-        trusted=trusted_keys(SIGNER.public),
-        now_us=past.clock.now_us() + 3_600_000_000,
-        policies={**FOR_EVER, "rollouts": Policy(60_000, False)},
-    ).report
+    left = past.check(log, later_us=HOUR_US, rollouts=Policy(60_000, False)).report
     assert [(f.kind, f.position) for f in left.findings] == [(Kind.RECORD_CHANGED, position(300))]
 
 
 def test_what_went_too_early_for_its_retention_is_a_finding(past: Sealed) -> None:
     log = past.rewritten(lambda entries: entries.__delitem__(slice(0, 300)), begin=300)
-    report = verify(
-        log,
-        past.store,
-        name=NAME,
-        trusted=trusted_keys(SIGNER.public),
-        now_us=past.clock.now_us() + 3_600_000_000,
-        policies={**FOR_EVER, "rollouts": Policy(86_400_000, False)},
-    ).report
+    report = past.check(log, later_us=HOUR_US, rollouts=Policy(86_400_000, False)).report
     assert [(f.kind, f.position) for f in report.findings] == [(Kind.RECORDS_MISSING, position(0))]
 
 
 def test_a_compacted_topic_may_lose_records_and_not_change_them(past: Sealed) -> None:
-    policies = {**FOR_EVER, "rollouts": Policy(-1, True)}
-
     def compact(entries: Entries) -> None:
         for i in range(0, 400, 3):
             entries[i] = None
 
     def check(log: MemoryLog) -> Report:
-        return verify(
-            log,
-            past.store,
-            name=NAME,
-            trusted=trusted_keys(SIGNER.public),
-            now_us=past.clock.now_us(),
-            policies=policies,
-        ).report
+        return past.check(log, rollouts=Policy(-1, True)).report
 
     compacted = past.rewritten(compact)
     assert check(compacted).findings == ()

@@ -39,7 +39,7 @@ from rollwire.schemas.errors import (
 from rollwire.streams.findings import Finding
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
-from rollwire.streams.seams.places import existing, partitions_of
+from rollwire.streams.seams.places import existing_partitions
 from rollwire.streams.seams.store import ObjectStore
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -166,7 +166,7 @@ def _words(lake: Lake) -> str:
 def _extents(
     log: Log, topics: Sequence[str]
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-    partitions = partitions_of(log, existing(log, topics))
+    partitions = existing_partitions(log, topics)
     return log.beginning_offsets(partitions), log.end_offsets(partitions)
 
 

@@ -17,16 +17,16 @@ from rollwire.ops.commands.audit_progress import counting
 from rollwire.ops.commands.weights_access import Bucket
 from rollwire.ops.history import History, open_history
 from rollwire.ops.signing import open_trusted
-from rollwire.schemas.catalogue import topic_named
+from rollwire.schemas.catalogue import TOPICS, topic_named
 from rollwire.schemas.errors import AuditError, ConfigError, KeyUnknown, SignatureInvalid
 from rollwire.schemas.records import Position
 from rollwire.streams.archive.proofs import Proven, check_proof, write_proof
 from rollwire.streams.archive.prove import prove as make_proof
 from rollwire.streams.archive.sealed import Trusted
-from rollwire.streams.archive.sealer import existing
 from rollwire.streams.findings import Finding, Kind, Report, at
 from rollwire.streams.seams.clock import SystemClock
 from rollwire.streams.seams.log import TopicPartition
+from rollwire.streams.seams.places import existing
 from rollwire.streams.seams.scan import scan
 
 _POSITION: Final = re.compile(r"([a-z0-9-]+):(\d+):(\d+)")
@@ -169,8 +169,8 @@ def _position(
     if (named := _POSITION.fullmatch(event)) is not None:
         return Position(topic=topic_named(named[1]).name, partition=int(named[2]), offset=int(named[3]))
     wanted = event.encode()
-    chosen = [topic_named(one).name for one in topics] or None
-    for count, record in enumerate(scan(past.log, list(existing(past.log, chosen)), lost=lambda _: None), 1):
+    chosen = sorted(topic_named(one).name for one in topics) or sorted(TOPICS)
+    for count, record in enumerate(scan(past.log, existing(past.log, chosen), lost=lambda _: None), 1):
         if any(name == _ID and value == wanted for name, value in record.headers):
             return Position(topic=record.topic, partition=record.partition, offset=record.offset)
         if count % 1_000 == 0:

@@ -21,7 +21,6 @@ from rollwire.schemas.errors import (
     OffsetLost,
     RollwireError,
     StoreUnavailable,
-    TopicMismatch,
 )
 from rollwire.schemas.records import OffsetRange
 from rollwire.schemas.release import code_version
@@ -42,6 +41,7 @@ from rollwire.streams.archive.sealed import (
 from rollwire.streams.archive.tree import root_of
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.places import existing_partitions
 from rollwire.streams.seams.scan import Range, read_ranges
 from rollwire.streams.seams.store import HoldingStore, ObjectStore
 
@@ -185,17 +185,6 @@ def _trusted_head(stored: StoredHead, name: str, trusted: Trusted) -> Head:
     return head
 
 
-def existing(log: Log, topics: Sequence[str] | None = None) -> dict[str, int]:
-    """Those of `topics` (by default the catalogue's) that exist, with their partitions."""
-    found: dict[str, int] = {}
-    for topic in sorted(TOPICS if topics is None else topics):
-        try:
-            found[topic] = log.partitions(topic)
-        except TopicMismatch:
-            continue
-    return found
-
-
 def _gather(
     log: Log,
     before: Head | None,
@@ -204,7 +193,7 @@ def _gather(
     max_records: int,
     progress: Callable[[int], None],
 ) -> Gathered:
-    partitions = [TopicPartition(t, p) for t, count in existing(log, topics).items() for p in range(count)]
+    partitions = existing_partitions(log, sorted(TOPICS if topics is None else topics))
     begins, ends = log.beginning_offsets(partitions), log.end_offsets(partitions)
     known = {} if before is None else {p.at: p for p in before.partitions}
     ranges: dict[TopicPartition, Range] = {}

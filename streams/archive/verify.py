@@ -29,7 +29,7 @@ from rollwire.streams.archive.sealed import (
     opened,
     segments_of,
 )
-from rollwire.streams.archive.sealer import UNSEALED, existing
+from rollwire.streams.archive.sealer import UNSEALED
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_again import LookAgain
 from rollwire.streams.archive.verify_heads import Pinned, check_heads
@@ -39,6 +39,7 @@ from rollwire.streams.archive.verify_tables import Placed, check_table, from_mar
 from rollwire.streams.findings import Finding, Kind, Report
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, TopicPartition
+from rollwire.streams.seams.places import existing_partitions
 from rollwire.streams.seams.store import ObjectStore
 
 COMMAND: Final = "verify"
@@ -211,17 +212,15 @@ class _Tables:
 
 
 def _extents(log: Log, places: Iterable[TopicPartition]) -> dict[TopicPartition, Extent]:
-    places = list(places)
-    counts = existing(log, sorted({place.topic for place in places}))
-    there = [place for place in places if place.partition < counts.get(place.topic, 0)]
+    wanted = set(places)
+    there = [at for at in existing_partitions(log, sorted({at.topic for at in wanted})) if at in wanted]
     begins, ends = log.beginning_offsets(there), log.end_offsets(there)
     return {place: Extent(begins[place], ends[place]) for place in there}
 
 
 def _of_catalogue(log: Log, sealed: Iterable[TopicPartition]) -> set[TopicPartition]:
     """Where something may be written: also where nothing is sealed yet."""
-    there = existing(log, sorted({*TOPICS, *(place.topic for place in sealed)}))
-    return {TopicPartition(topic, p) for topic, count in there.items() for p in range(count)}
+    return set(existing_partitions(log, {*TOPICS, *(place.topic for place in sealed)}))
 
 
 def _told(place: TopicPartition, notes: Iterable[tuple[str, int, int]]) -> list[str]:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
+from rollwire.schemas.errors import ConfigError
+
 _WIDE: Final = 200
 
 
@@ -36,6 +38,11 @@ def bars(*columns: ProgressColumn) -> Progress:
 def write_json(
     path: Path | None, value: object, *, enc_hook: Callable[[object], object] | None = None
 ) -> None:
-    """Where somebody asked for it. `enc_hook`: how msgspec writes what it does not know."""
-    if path is not None:
+    """Where somebody asked for it. `enc_hook`: how msgspec writes what it does not know. Raises `ConfigError` where it cannot
+    be written."""
+    if path is None:
+        return
+    try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(value, enc_hook=enc_hook), indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}") from error

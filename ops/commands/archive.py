@@ -29,8 +29,8 @@ from rollwire.streams.seams.clock import SystemClock
 def archive(
     *,
     once: Annotated[bool, Parameter(negative=())] = False,
-    every: float = 60.0,
-    wait: float | None = None,
+    every: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 60.0,
+    wait: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
     public_key: Annotated[tuple[Path, ...], Parameter(negative=())] = (),
     metrics_port: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=65_535))] = None,
     json: JsonFile = None,

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from rollwire.ops.auditing import JsonFile, auditing, conclude
 from rollwire.ops.broker import DEFAULT_DIR, Bootstrap, Folder, Prefix
@@ -26,9 +26,9 @@ from rollwire.streams.seams.clock import SystemClock
 def seal(
     *,
     once: Annotated[bool, Parameter(negative=())] = False,
-    every: float = 60.0,
+    every: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 60.0,
     public_key: tuple[Path, ...] = (),
-    lock_days: float = 0.0,
+    lock_days: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 0.0,
     json: JsonFile = None,
     dir: Folder = DEFAULT_DIR,
     bootstrap: Bootstrap = None,

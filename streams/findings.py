@@ -11,7 +11,9 @@ from typing import Final
 
 import msgspec
 
+from rollwire.schemas.errors import Refused
 from rollwire.schemas.records import Position
+from rollwire.streams.seams.log import Record
 
 
 class Kind(StrEnum):
@@ -135,4 +137,20 @@ def gap(topic: str, partition: int, first: int, next: int) -> Finding:
         detail=f"offsets {first:,} to {next - 1:,} are neither in the log nor in the archive: "
         "`rollwire audit verify` says what stood there",
         position=Position(topic=topic, partition=partition, offset=first),
+    )
+
+
+def undecodable(record: Record, refused: Refused, then: str = "") -> Finding:
+    """A record that the codec refuses, and what follows from that."""
+    unknown = refused.reason == "unknown_schema"
+    words = (
+        f"{refused.reason}: {refused.detail}",
+        "a newer release wrote it: upgrade rollwire here" if unknown else "",
+        then,
+    )
+    return Finding(
+        kind=Kind.SCHEMA_UNKNOWN if unknown else Kind.UNDECODABLE,
+        where=at(record.topic, record.partition, record.offset),
+        detail="; ".join(word for word in words if word),
+        position=Position(topic=record.topic, partition=record.partition, offset=record.offset),
     )

@@ -13,10 +13,9 @@ from rollwire.consumers.audit.lake_plan import Lake, LakeFile, Range, Stretch, s
 from rollwire.consumers.audit.lake_read import planned_batches
 from rollwire.consumers.audit.lake_write import Encoded, Gathered, encoded
 from rollwire.schemas.errors import ObjectConflict, Refused
-from rollwire.schemas.records import Position
 from rollwire.streams.bulk import BulkDecoder
 from rollwire.streams.emit import deletes
-from rollwire.streams.findings import Finding, Kind, at, gap
+from rollwire.streams.findings import Finding, gap, undecodable
 from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.scan import Lost
@@ -107,7 +106,7 @@ class Writing:
         events = self._decoder.decode(records)
         for record, event in zip(records, events, strict=True):
             if isinstance(event, Refused) and not deletes(record):
-                self._findings.append(_undecodable(record, event))
+                self._findings.append(undecodable(record, event, "its place stands in _undecoded/"))
         return events
 
     def _store_stretch(self, gathered: Gathered, after: int) -> Stretch:
@@ -138,12 +137,3 @@ class Writing:
 
     def _lost(self, lost: Lost) -> None:
         self._findings.append(gap(lost.partition.topic, lost.partition.partition, lost.first, lost.next))
-
-
-def _undecodable(record: Record, refused: Refused) -> Finding:
-    return Finding(
-        kind=Kind.SCHEMA_UNKNOWN if refused.reason == "unknown_schema" else Kind.UNDECODABLE,
-        where=at(record.topic, record.partition, record.offset),
-        detail=f"{refused.reason}: {refused.detail}; its place stands in _undecoded/",
-        position=Position(topic=record.topic, partition=record.partition, offset=record.offset),
-    )

@@ -14,7 +14,7 @@ from rollwire.consumers.audit.lineage import Answer
 from rollwire.consumers.audit.lineage_answer import Facts, Made, answer, trained_on
 from rollwire.consumers.audit.lineage_events import KEYED, Gathered, Letters, Plan, Plans
 from rollwire.consumers.audit.lineage_store import look
-from rollwire.consumers.audit.versions import TOPICS, VersionBook, ranges
+from rollwire.consumers.audit.versions import TOPICS, VersionBook, position_of, ranges
 from rollwire.schemas.errors import Refused
 from rollwire.schemas.ids import parse_rollout_id
 from rollwire.schemas.records import (
@@ -28,7 +28,7 @@ from rollwire.schemas.records import (
     WeightVersion,
 )
 from rollwire.streams.emit import decode_record, deletes
-from rollwire.streams.findings import Finding, Kind, at, gap
+from rollwire.streams.findings import Finding, Kind, at, gap, undecodable
 from rollwire.streams.seams.log import Log, Record, TopicPartition
 from rollwire.streams.seams.places import exists, partitions_of, size_of
 from rollwire.streams.seams.scan import Lost, scan
@@ -334,15 +334,7 @@ class Tracer:
         try:
             return decode_record(record)
         except Refused as refused:
-            unknown = refused.reason == "unknown_schema"
-            position = Position(topic=record.topic, partition=record.partition, offset=record.offset)
-            self._undecodable[position] = Finding(
-                kind=Kind.SCHEMA_UNKNOWN if unknown else Kind.UNDECODABLE,
-                where=at(record.topic, record.partition, record.offset),
-                detail=f"{refused.reason}: {refused.detail}"
-                + ("; a newer release wrote it: upgrade rollwire here" if unknown else ""),
-                position=position,
-            )
+            self._undecodable[position_of(record)] = undecodable(record, refused)
             return None
 
     # -- what is said about it ---------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from rollwire.consumers.audit.beginnings import cut_beginnings
 from rollwire.consumers.weights.versions import Versions
 from rollwire.schemas.errors import Refused
-from rollwire.schemas.records import Position, TrainStep, WeightLink, WeightVersion
+from rollwire.schemas.records import TrainStep, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
-from rollwire.streams.findings import Finding, Kind, at, gap
+from rollwire.streams.findings import Finding, Kind, gap, undecodable
 from rollwire.streams.reverts import NO_REVERTS, Reverts
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.places import existing
@@ -77,15 +77,7 @@ def read_past(log: Log, lineage: str | None) -> ReadPast:
         try:
             event = decode_record(record)
         except Refused as refused:
-            unknown = refused.reason == "unknown_schema"
-            findings.append(
-                Finding(
-                    kind=Kind.SCHEMA_UNKNOWN if unknown else Kind.UNDECODABLE,
-                    where=at(record.topic, record.partition, record.offset),
-                    detail=f"{refused.detail}; what it said is missing below",
-                    position=Position(topic=record.topic, partition=record.partition, offset=record.offset),
-                )
-            )
+            findings.append(undecodable(record, refused, "what it said is missing below"))
             continue
         match event:
             case WeightVersion():

@@ -10,6 +10,7 @@ from rollwire.consumers.weights.keys import delta_key, sha256_hex
 from rollwire.schemas.errors import Refused, StateMismatch
 from rollwire.schemas.records import LinkObject, WeightLink, WeightVersion
 from rollwire.streams.emit import decode_record
+from rollwire.streams.seams.clock import Clock
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.places import exists
 from rollwire.streams.seams.scan import scan
@@ -46,15 +47,22 @@ class Links:
         return self._links.get(lineage or "", [])
 
 
-def read_links(log: Log, lineage: str) -> list[WeightLink]:
+def read_links(
+    log: Log,
+    lineage: str,
+    model: str | None = None,
+    *,
+    patience_s: float = 30.0,
+    clock: Clock | None = None,
+) -> list[WeightLink]:
     """The links of a lineage, in the order of the log: whoever plans a path needs them, if only to know what is gone.
 
     A stack that was provisioned before there were links has none. Raises what the log raises.
     """
     if not exists(log, "weight-links"):
         return []
-    links = Links()
-    for record in scan(log, ["weight-links"]):
+    links = Links(model)
+    for record in scan(log, ["weight-links"], patience_s=patience_s, clock=clock):
         try:
             event = decode_record(record)
         except Refused:  # names nothing; whoever consumes transactionally has it in dead-letters

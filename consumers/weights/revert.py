@@ -31,7 +31,7 @@ from rollwire.consumers.trainer.reversion import (
     revert_step,
     trained_partitions,
 )
-from rollwire.consumers.weights.links import Links
+from rollwire.consumers.weights.links import read_links
 from rollwire.consumers.weights.paths import delta_step, plan_path
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.reader import Loaded, load_path
@@ -42,15 +42,11 @@ from rollwire.schemas.errors import (
     Fenced,
     ObjectMissing,
     OffsetLost,
-    Refused,
     WeightError,
 )
 from rollwire.schemas.records import TrainStep, WeightLink, WeightVersion
-from rollwire.streams.emit import decode_record
 from rollwire.streams.seams.clock import Clock, SystemClock
 from rollwire.streams.seams.log import Log
-from rollwire.streams.seams.places import exists
-from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store import ObjectStore
 from rollwire.streams.seams.work import Threads, Work
 
@@ -283,17 +279,8 @@ class Reverting:
         )
 
     def _links(self) -> Sequence[WeightLink]:
-        if not exists(self._run.log, "weight-links"):  # provisioned before there were links
-            return ()
-        links = Links(self._run.model)
-        for record in scan(self._run.log, ("weight-links",), patience_s=_READ_S, clock=self._run.clock):
-            try:
-                event = decode_record(record)
-            except Refused:
-                continue  # another way is lost, no version
-            if isinstance(event, WeightLink):
-                links.add(event)
-        return links.of(self._run.lineage)
+        run = self._run
+        return read_links(run.log, run.lineage, run.model, patience_s=_READ_S, clock=run.clock)
 
 
 def revert(run: RevertRun) -> WeightVersion:

@@ -25,6 +25,9 @@ from rollwire.streams.seams.store import ObjectStore
 SPANS: Final = 30
 """Where a topic is archived for a time only, a stretch holds at most this part of it: expiry takes whole stretches."""
 
+Thinned = dict[TopicPartition, set[int]]
+"""First offsets of segments that the broker compacted before they were copied: they never come back."""
+
 _logger = structlog.get_logger("rollwire.archive")
 
 
@@ -67,20 +70,30 @@ def archive_sealed(
     wait_s: float = 0.0,
     planned: Callable[[int], None] = lambda _records: None,
     progress: Callable[[int], None] = lambda _records: None,
+    thinned: Thinned | None = None,
 ) -> Copied:
     """Copies the segments of `sealed` that no stretch has, until `stop`. `log` is the live one.
 
     Records are checked against the segments' digests on the way: a segment that differs is a finding, and is not copied.
     `wait_s`: of a partition nothing is copied before its oldest new record has this age, so that stretches are not small.
-    `planned` is told how many records there are to be copied, `progress` how many were since it was told last.
+    `planned` is told how many records there are to be copied, `progress` how many were since it was told last. What is in
+    `thinned` is not read again; more goes into it.
 
     Raises what log and store raise; what is copied by then stays, and is not copied again.
     """
     archive = Archive(store, name)
+    thinned = {} if thinned is None else thinned
     done = Copied()
     now_ms = clock.now_us() // 1_000
     works = [
-        _Work(partition, segments, kept, now_ms - kept if kept > 0 else -1, now_ms - round(wait_s * 1_000))
+        _Work(
+            partition,
+            segments,
+            kept,
+            now_ms - kept if kept > 0 else -1,
+            now_ms - round(wait_s * 1_000),
+            thinned.setdefault(partition, set()),
+        )
         for partition, segments in sorted(sealed.segments.items())
         if (kept := archive_ms(partition.topic))
     ]
@@ -100,6 +113,7 @@ class _Work(NamedTuple):
     kept: int  # `archive_ms`
     oldest_ms: int  # what is from before is over its time already
     ripe_ms: int  # what is from before waits no longer
+    thinned: set[int]
 
     def todo(self, archive: Archive, without: Collection[int] = ()) -> Iterator[Todo]:
         def covered(position: int) -> int:
@@ -110,7 +124,7 @@ class _Work(NamedTuple):
         return to_copy(self.segments, covered, oldest_ms=self.oldest_ms, without=without)
 
     def records(self, archive: Archive) -> int:
-        todo = list(self.todo(archive))
+        todo = list(self.todo(archive, self.thinned))
         ripe = todo and todo[0].segments[0].first_ms <= self.ripe_ms
         return sum(s.records for one in todo for s in one.segments) if ripe else 0
 
@@ -133,7 +147,7 @@ def _copy_partition(
         done += Copied(1, records, size)
         _logger.info("archive.stretch", key=key, records=records, bytes=size)
 
-    passed_over: set[int] = set()  # first offsets
+    passed_over = set(work.thinned)  # first offsets
     while not stop.is_set():
         todo = next(work.todo(archive, passed_over), None)
         if todo is None:
@@ -175,7 +189,10 @@ def _copy_partition(
             continue  # retention went on: what is left of it is found by the next look
         if differs is not None:
             passed_over.add(differs.segment.first)
-            done += _judged(differs)
+            judged = _judged(differs)
+            if not judged.findings:
+                work.thinned.add(differs.segment.first)
+            done += judged
         if done.stretches > had:
             archive.refresh([partition.topic])
     return done

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rollwire.schemas.catalogue import TOPICS
 from rollwire.schemas.errors import RollwireError
-from rollwire.streams.archive.archiver import Copied, archive_sealed
+from rollwire.streams.archive.archiver import Copied, Thinned, archive_sealed
 from rollwire.streams.archive.expiry import NOTHING_DUE, Due, delete_due, find_due
 from rollwire.streams.archive.heads import Head, Signer, trusted_keys
 from rollwire.streams.archive.held import held
@@ -90,9 +90,10 @@ def archive_round(
     trusted: Trusted | None = None,
     max_records: int = EPOCH_RECORDS,
     watch: Watch | None = None,
+    thinned: Thinned | None = None,
 ) -> Round:
     """One round. `log` is the live one; `known` what the round before found sealed; `trusted` whose heads are gone on from,
-    by default the signer's own. `max_records`: of an epoch.
+    by default the signer's own. `max_records`: of an epoch. `thinned`: as `archive_sealed` takes it, from round to round.
 
     Raises what log and store raise, and what a head may that is not one to go on from: what is done by then stays done.
     """
@@ -138,6 +139,7 @@ def archive_round(
         wait_s=wait_s,
         planned=watch.planned,
         progress=watch.copied,
+        thinned=thinned,
     )
     if copied.stretches:
         seal(NOTHING_DUE)  # what was copied just now nobody can take out unseen
@@ -160,6 +162,7 @@ def run_archive(
     """Rounds until `stop`. A broker or a store that is away is waited for: what is not copied now is copied later, as long
     as the log has it. `done` is told of each round."""
     known = NOTHING
+    thinned: Thinned = {}
     said: set[str] = set()
     while not stop.is_set():
         try:
@@ -173,6 +176,7 @@ def run_archive(
                 known=known,
                 wait_s=config.wait_s,
                 trusted=trusted,
+                thinned=thinned,
             )
         except RollwireError as error:
             if not isinstance(error, PASSING):

@@ -157,4 +157,6 @@ def test_after_retention_lineage_verify_rebuild_and_ledger_are_as_before_from_th
     assert again["checked"]["records of the archive"] == archived
     assert again["checked"]["records of the log"] == len(groups)
     # A bucket that is not there is no archive that has nothing.
-    assert run(["audit", "lineage", "--version", "1", "--bucket", "no-such-bucket", *where]) == 2
+    with pytest.raises(SystemExit) as ended:
+        run(["audit", "lineage", "--version", "1", "--bucket", "no-such-bucket", *where])
+    assert ended.value.code == 2

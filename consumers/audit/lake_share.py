@@ -1,7 +1,7 @@
 """Shares planned ranges among processes. Once a round is planned they are independent of each other, and each ends in the same
 files whoever writes it; a range is written by one process from its beginning to its end.
 
-This process works too, from the start: another one needs a second to load what it needs.
+This process works too, from the start: another one needs a second or two to load what it needs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rollwire.schemas.errors import AuditError, DeadlineExceeded, RollwireError
 from rollwire.streams.seams.log import Log
 from rollwire.streams.seams.store import ObjectStore
 
-_LEAST: Final = 20_000
-"""Offsets for which a process is worth its start."""
+_LEAST: Final = 75_000
+"""Offsets of each process: its start takes as much CPU as some 100,000 records of 1 kB."""
 
 _TELL: Final = 2_000  # records that a process reads before it says so
 _PATIENCE_S: Final = 300.0  # of a process that says nothing: it may be storing large files

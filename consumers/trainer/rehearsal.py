@@ -33,6 +33,11 @@ TOPICS: Final = {
     name: CATALOGUE[name].partitions
     for name in (TRACES, "packed-batches", "train-steps", "weight-versions", "notices")
 }
+TINY: Final = PolicyConfig(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
+    moe_intermediate_size=16,
+)  # fmt: skip
+"""A policy that a step takes milliseconds of."""
 
 
 class Rehearsal(NamedTuple):

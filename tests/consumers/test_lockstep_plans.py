@@ -9,8 +9,8 @@ import pytest
 
 from rollwire.consumers.packed_batches import PackedBatchReader, RoutingShape
 from rollwire.consumers.trainer.history import read_history
+from rollwire.consumers.trainer.rehearsal import TINY as POLICY
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, rehearsal_log
-from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.records import PackedBatch
 from rollwire.streams.emit import decode_record, outgoing
 from rollwire.streams.pack_layout import build_microbatch
@@ -21,10 +21,6 @@ from rollwire.streams.seams.scan import scan
 from rollwire.streams.seams.store_memory import MemoryStore
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
-POLICY = PolicyConfig(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-    moe_intermediate_size=16,
-)  # fmt: skip
 STEPS = 2
 
 

@@ -22,11 +22,11 @@ from rollwire.consumers.audit.rebuild_ways import way_back
 from rollwire.consumers.trainer.arithmetic import ArithmeticLearner, run_arithmetic_trainer
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.learner import Learner
+from rollwire.consumers.trainer.rehearsal import TINY as POLICY
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, plan, write_plans
 from rollwire.consumers.weights.manifest import decode_manifest
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.revert import RevertRun, revert
-from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.tensors import State, tensor
 from rollwire.schemas.errors import ConfigError
 from rollwire.schemas.records import Coverage, PackedBatch, Position, TrainStep, WeightVersion
@@ -41,10 +41,6 @@ from rollwire.streams.seams.sealing import seal_field
 from rollwire.streams.seams.store_memory import MemoryStore
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
-POLICY = PolicyConfig(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-    moe_intermediate_size=16,
-)  # fmt: skip
 SPEC = Rehearsal(POLICY, LINEAGE, sequences=8)
 PERSON = "1" * 32
 NOW_US = 1_767_225_600_000_000

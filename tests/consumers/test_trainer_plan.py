@@ -12,9 +12,9 @@ from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import check_joined, order_history
 from rollwire.consumers.trainer.measure import lag_histogram, routes_differing
 from rollwire.consumers.trainer.plan import Expected, check_agreement, check_plan
+from rollwire.consumers.trainer.rehearsal import TINY as POLICY
 from rollwire.consumers.trainer.rehearsal import Rehearsal, plan, sequences
 from rollwire.consumers.trainer.traces import TraceReader, routes_of
-from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.schemas.errors import DeadlineExceeded, OffsetLost, PlanViolation
 from rollwire.schemas.records import Claim, LagCount, OffsetRange, PackedBatch, Position, RoutingTrace
 from rollwire.streams.emit import outgoing
@@ -24,10 +24,6 @@ from rollwire.streams.seams.log_memory import MemoryLog
 from rollwire.streams.seams.store_memory import MemoryStore
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
-POLICY = PolicyConfig(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-    moe_intermediate_size=16,
-)  # fmt: skip
 SPEC = Rehearsal(POLICY, LINEAGE, lag=2)
 
 

@@ -17,11 +17,11 @@ import pytest
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.connect import LiveStack
 from rollwire.consumers.trainer.history import History, read_history
+from rollwire.consumers.trainer.rehearsal import TINY as POLICY
 from rollwire.consumers.trainer.rehearsal import Rehearsal, write_plans
 from rollwire.consumers.weights.anchor import AnchorFile, read_anchor
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.kernels.digest import StateDigest
-from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.ops.cli import run
 from rollwire.ops.demo.supervisor import child_environment
 from rollwire.ops.stack import StackInfo
@@ -35,10 +35,6 @@ from rollwire.streams.seams.store_s3 import S3Store
 pytestmark = [pytest.mark.system, pytest.mark.torch, pytest.mark.timeout(240)]
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
-POLICY = PolicyConfig(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-    moe_intermediate_size=16,
-)  # fmt: skip
 SPEC = Rehearsal(POLICY, LINEAGE, ranks=2, sequences=8)
 STEPS = 5
 

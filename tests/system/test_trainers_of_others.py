@@ -14,12 +14,12 @@ import pytest
 
 from rollwire.consumers.trainer.config import TrainerConfig
 from rollwire.consumers.trainer.history import BATCHES, STEPS, VERSIONS, read_history
+from rollwire.consumers.trainer.rehearsal import TINY as POLICY
 from rollwire.consumers.trainer.rehearsal import Rehearsal, write_plans
 from rollwire.consumers.trainer.run import run_trainer
 from rollwire.consumers.weights.paths import plan_path
 from rollwire.consumers.weights.reader import load_version
 from rollwire.kernels.digest import StateDigest
-from rollwire.kernels.policy.config import PolicyConfig
 from rollwire.kernels.policy.model import Policy
 from rollwire.kernels.policy.states import to_state
 from rollwire.ops.stack import StackInfo
@@ -35,10 +35,6 @@ from rollwire.streams.seams.store_s3 import S3Store
 pytestmark = [pytest.mark.system, pytest.mark.torch]
 
 LINEAGE = "0197a1b2-0000-7000-8000-0000000000aa"
-POLICY = PolicyConfig(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-    moe_intermediate_size=16,
-)  # fmt: skip
 SPEC = Rehearsal(POLICY, LINEAGE, sequences=8)
 PARTITION = TopicPartition(BATCHES, 0)
 LAST = 60

@@ -60,11 +60,14 @@ def check_sequence(e: r.Rollout, *, finite: bool = False) -> None:
     item = _TOKEN_BYTES.get(e.token_dtype)
     if item is None:
         raise Refused("array_length", f"token_dtype={e.token_dtype[:20]!r}; known are u1, u2, u4")
-    tokens = len(e.loss_mask)
+    mask = e.loss_mask
+    tokens = len(mask)
     if tokens == 0:
         raise Refused("sequence_empty", "no tokens")
-    _length("token_ids", e.token_ids, item, tokens)
-    _mask(e.loss_mask)
+    if len(e.token_ids) != item * tokens:
+        _length("token_ids", e.token_ids, item, tokens)
+    if mask.translate(None, b"\x00\x01"):
+        _mask(mask)
     at = sampled = 0
     for segment in e.segments:
         if segment.start != at or segment.end <= at:
@@ -74,13 +77,14 @@ def check_sequence(e: r.Rollout, *, finite: bool = False) -> None:
         at = segment.end
         if segment.kind == "sampled":
             sampled += at - segment.start
-        elif e.loss_mask.count(1, segment.start, at):
+        elif mask.count(1, segment.start, at):
             raise Refused("segment_invalid", f"the mask trains on {segment.kind} tokens")
     if at != tokens:
         raise Refused("segment_invalid", f"segments cover {at} of {tokens} tokens")
     if sampled == 0:
         raise Refused("sequence_empty", "no sampled tokens")
-    _length("logprobs", e.logprobs, 4, sampled, "logprob_length")
+    if len(e.logprobs) != 4 * sampled:
+        _length("logprobs", e.logprobs, 4, sampled, "logprob_length")
     if not finite:
         _logprobs(e.logprobs)
     at = version = 0

@@ -14,6 +14,7 @@ import msgspec
 from rollwire.schemas.errors import ArchiveCorrupt, ObjectMissing, OffsetLost
 from rollwire.schemas.records import Position
 from rollwire.streams.archive.follow import Follower
+from rollwire.streams.archive.follow_beside import Beside, Run
 from rollwire.streams.archive.stretches import Archive
 from rollwire.streams.archive.verify_tables import Placed
 from rollwire.streams.findings import Finding, Kind, at
@@ -87,13 +88,14 @@ def look_in_log(
     """`extents`: of the partitions that exist; of others nothing is looked for. Raises what a reader raises."""
     followers = {place: Follower(placed) for place, placed in sections.items()}
     rounds = {place: list(runs(placed)) for place, placed in sections.items() if place in extents}
-    for number in range(max(map(len, rounds.values()), default=0)):
-        ranges = {
-            place: _within(some[number], extents[place])
-            for place, some in rounds.items()
-            if number < len(some)
-        }
-        _read(log, ranges, followers, clock, progress)
+    with Beside(followers) as beside:
+        for number in range(max(map(len, rounds.values()), default=0)):
+            ranges = {
+                place: _within(some[number], extents[place])
+                for place, some in rounds.items()
+                if number < len(some)
+            }
+            _read(log, ranges, beside, clock, progress)
     for follower in followers.values():
         follower.end()
     return {place: _looked(follower) for place, follower in followers.items()}
@@ -106,18 +108,17 @@ def _within(range_: Range, extent: Extent) -> Range:
 def _read(
     log: Log,
     ranges: dict[TopicPartition, Range],
-    followers: Mapping[TopicPartition, Follower],
+    beside: Beside,
     clock: Clock | None,
     progress: Callable[[int], None],
 ) -> None:
     while True:
         try:
             for batch in read_ranges(log, ranges, clock=clock):
-                for (topic, partition), records in groupby(batch, _place):
-                    place = TopicPartition(topic, partition)
-                    some = list(records)
-                    followers[place].take(some)
-                    ranges[place] = Range(some[-1].offset + 1, ranges[place].next)
+                some = [Run(TopicPartition(*place), list(run)) for place, run in groupby(batch, _place)]
+                beside.take(some)
+                for place, records in some:
+                    ranges[place] = Range(records[-1].offset + 1, ranges[place].next)
                 progress(len(batch))
         except OffsetLost:
             # Retention went on while we read: what is gone is judged as what was gone before.

@@ -101,7 +101,8 @@ class KafkaLog:
             "log.connection.close": False,
             "logger": bridge(),
         }
-        self._admin = AdminClient(self._common)
+        # Connected when it is made: one that connects when it is asked takes 50 ms to answer for the first time.
+        self._admin = AdminClient(self._common | {"enable.sparse.connections": False})
 
     def reader(self) -> Reader:
         return _KafkaReader(self._consumer_config("reader"), self._prefix, self._patience_s)

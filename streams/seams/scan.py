@@ -39,6 +39,9 @@ BATCH: Final = 200
 """Records of one poll. Of 5,000, what the first ones brought into the caches is gone when they are looked at: reading 1 kB
 records then takes three times as long."""
 
+_POLL_BYTES: Final = 2 << 20
+"""Bytes of values that a poll should bring at most, for the same reason; one record may be larger."""
+
 
 def scan(
     log: Log,
@@ -77,7 +80,7 @@ def scan_batches(
     hidden: bool = False,
     lost: Callable[[Lost], None] | None = None,
 ) -> Iterator[list[Record]]:
-    """The same as they come, `BATCH` at most: for who does something with many at once."""
+    """The same as they come, as `read_ranges` gives them: for who does something with many at once."""
     partitions = partitions_of(log, topics)
     ends = log.written_offsets(partitions) if hidden else log.end_offsets(partitions)
     begins = {**log.beginning_offsets(partitions), **(start or {})}
@@ -93,8 +96,8 @@ def read_ranges(
     clock: Clock | None = None,
     lost: Callable[[Lost], None] | None = None,
 ) -> Generator[list[Record], None, None]:
-    """The records of `ranges`, `BATCH` at most at once, in order within each partition. No range may end behind what is
-    decided.
+    """The records of `ranges`, `BATCH` at most at once and fewer where they are large, in order within each partition. No
+    range may end behind what is decided.
 
     `lost` as of `scan`. Raises `DeadlineExceeded` when no record and no progress comes for `patience_s` seconds, and what a
     reader raises.
@@ -108,9 +111,10 @@ def read_ranges(
     try:
         reader.assign(open_)
         deadline = clock.monotonic_s() + patience_s
+        count = BATCH
         while open_:
             try:
-                records = reader.poll(BATCH, 0.5)
+                records = reader.poll(count, 0.5)
             except OffsetLost:
                 holes = [] if lost is None else unreadable(log, open_, ends)
                 if not holes or lost is None:
@@ -122,6 +126,7 @@ def read_ranges(
                 open_ = {p: at for p, at in open_.items() if at < ends[p]}
                 reader.assign(open_)
                 continue
+            count = next_count(records, count)
             positions = reader.positions()
             # Control records sit between the last event and the end, so the position tells, not the last offset.
             done = [p for p in open_ if positions[p] >= ends[p]]
@@ -142,6 +147,18 @@ def read_ranges(
                 )
     finally:
         reader.close()
+
+
+def next_count(records: Sequence[Record], count: int) -> int:
+    """How many records the next poll should bring, if they are as large as these, of which `count` were asked for."""
+    if not records:
+        return count
+    nbytes = sum([len(record[5] or b"") for record in records])
+    return (
+        BATCH
+        if nbytes * BATCH <= _POLL_BYTES * len(records)
+        else max(1, _POLL_BYTES * len(records) // nbytes)
+    )
 
 
 def unreadable(

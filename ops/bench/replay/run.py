@@ -9,7 +9,7 @@ export.ratio, .ratio_100kb     of `audit export` into a folder; a lake is held a
 replay.<side>_<size>_per_s     these rates; `bare_batches` reads by `consume()` as many at a time as `scan`
 rebuild.deltas_ratio           a lineage of 50 versions of 100 MB, rebuilt and checked: seconds of fetching the same objects with
                                the same client over its seconds (`weights.py`)
-rebuild.raw_mb_per_s, .deltas_mb_per_s   these rates
+rebuild.raw_mb_per_s, .deltas_mb_per_s   these rates; `raw_parts`: fetching by the rebuild's own requests, in parts
 rebuild.training_equal         versions of a demo run of 40 steps that come out of training bit for bit as published
 """
 
@@ -136,9 +136,11 @@ def rebuild_figures(stack: StackInfo, sizes: Sizes, told: Told, prefix: str) -> 
         taken.append(weights.measured(store, past))
     megabytes = taken[0].nbytes / 1e6
     raw, rebuilt = median(s.raw_s for s in taken), median(s.rebuilt_s for s in taken)
+    parts = median(s.parts_s for s in taken)
     return [
         Figure(name="rebuild.deltas_ratio", value=raw / rebuilt, unit="x"),
         Figure(name="rebuild.raw_mb_per_s", value=megabytes / raw, unit="MB/s"),
+        Figure(name="rebuild.raw_parts_mb_per_s", value=megabytes / parts, unit="MB/s"),
         Figure(
             name="rebuild.deltas_mb_per_s",
             value=megabytes / rebuilt,

@@ -2,8 +2,8 @@
 
 The lineage is published as a trainer publishes: one snapshot, then a delta a version, of weights that move as real ones do
 (`sync_weights`). Every version is rebuilt in one pass and checked, as `rollwire audit rebuild --all` does. The raw side asks the store
-for the same objects, those that the rebuild was seen to ask for, with the same client and as many at once; only their
-sizes are looked at.
+for the same objects, whole, those that the rebuild was seen to ask for, with the same client and as many at once; only
+their sizes are looked at. A second raw side makes the very requests of the rebuild, which asks for a snapshot in parts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Final, NamedTuple
@@ -31,11 +31,19 @@ _MODEL: Final = "bench-replay"
 _NO_ANCHORS: Final = 1_000_000
 
 
+class Asked(NamedTuple):
+    """An object, or bytes [start, end) of it."""
+
+    key: str
+    part: tuple[int, int] | None
+
+
 class Sides(NamedTuple):
     """Seconds, and the bytes that both fetched."""
 
     rebuilt_s: float
     raw_s: float
+    parts_s: float  # by the rebuild's own requests
     nbytes: int
 
 
@@ -72,9 +80,10 @@ def measured(store: ObjectStore, past: Past) -> Sides:
     """One round: raw, then rebuilt. Raises `LogError` where a version does not come out as published."""
     seen = _Watched(store)
     rebuild(seen, past)  # which objects; what is compiled at first use
-    raw_s = raw(store, seen.asked)
+    raw_s = raw(store, whole(seen.asked))
+    parts_s = raw(store, seen.asked)
     rebuilt_s = rebuild(store, past)
-    return Sides(rebuilt_s, raw_s, sum(seen.asked.values()))
+    return Sides(rebuilt_s, raw_s, parts_s, sum(seen.asked.values()))
 
 
 def rebuild(store: ObjectStore, past: Past) -> float:
@@ -86,10 +95,22 @@ def rebuild(store: ObjectStore, past: Past) -> float:
     return time.perf_counter() - began
 
 
-def raw(store: ObjectStore, asked: dict[str, int]) -> float:
+def whole(asked: Mapping[Asked, int]) -> dict[Asked, int]:
+    """The same objects, each by one request."""
+    found: dict[Asked, int] = {}
+    for one, size in asked.items():
+        entry = Asked(one.key, None)
+        found[entry] = found.get(entry, 0) + size
+    return found
+
+
+def raw(store: ObjectStore, asked: Mapping[Asked, int]) -> float:
+    def size(one: Asked) -> int:
+        return len(store.get(one.key) if one.part is None else store.get_range(one.key, *one.part))
+
     began = time.perf_counter()
     with ThreadPoolExecutor(THREADS) as pool:
-        sizes = list(pool.map(lambda key: len(store.get(key)), asked))
+        sizes = list(pool.map(size, asked))
     took = time.perf_counter() - began
     if sizes != list(asked.values()):
         raise LogError("the store gave other bytes than before")
@@ -102,16 +123,19 @@ class _Watched:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self.asked: dict[str, int] = {}
+        self.asked: dict[Asked, int] = {}
 
     def get(self, key: str, *, sha256: str | None = None) -> bytes:
         data = self._store.get(key, sha256=sha256)
         with self._lock:
-            self.asked[key] = len(data)
+            self.asked[Asked(key, None)] = len(data)
         return data
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        raise LogError(f"a whole rebuild asked for a part of {key}: count parts here")
+        data = self._store.get_range(key, start, end)
+        with self._lock:
+            self.asked[Asked(key, (start, end))] = len(data)
+        return data
 
     def create(self, key: str, data: bytes) -> bool:
         raise LogError(f"a rebuild writes nothing, it would have made {key}")

@@ -141,8 +141,7 @@ def _distinct(name: str, values: Iterable[str], reason: str = "inconsistent") ->
 
 def _rollout(e: r.Rollout, *, finite: bool = False) -> None:
     """`finite`: see `check_sequence`."""
-    if not is_group_id(e.group_id):
-        _group(e.group_id)
+    _group(e.group_id)
     if e.rollout_id != f"{e.group_id}.{e.index}":
         raise Refused("id_invalid", f"rollout_id={e.rollout_id[:80]!r} is not <group_id>.<index>")
     if not 0 <= e.index < e.group_size:
@@ -153,14 +152,12 @@ def _rollout(e: r.Rollout, *, finite: bool = False) -> None:
     if not 0.0 < e.temperature < math.inf:
         _finite("temperature", e.temperature)
         raise Refused("inconsistent", f"temperature={e.temperature}")
-    if e.top_k_experts < 0:
+    if e.top_k_experts < 0 or not _EARLIEST_US <= e.started_us <= e.finished_us < _LATEST_US:
         _not_negative(e, "top_k_experts")
-    if not _EARLIEST_US <= e.started_us <= e.finished_us < _LATEST_US:
         check_time("started_us", e.started_us)
         check_time("finished_us", e.finished_us)
     check_sequence(e, finite=finite)
-    if e.shared:
-        check_shared(e)
+    check_shared(e)
     if e.outcome:
         _names(e, "outcome")
     if e.tenant or e.sealed is not None:

@@ -48,8 +48,12 @@ AHEAD: Final = 256
 """Versions whose objects are asked for at once."""
 
 
-CHAINED: Final = 16
+CHAINED: Final = 64
 """Versions that are made in one pass over the state, at most."""
+
+_FEW: Final = 16
+_CHAIN_BYTES: Final = 64 << 20
+"""Deltas of one pass, which are held all at once: with more bytes than this a pass makes no more than `_FEW` versions."""
 
 
 class ByDeltas(NamedTuple):
@@ -136,8 +140,12 @@ class DeltaRebuild:
         """The first of `planned`, as far as each is one delta on the one before it. A version with a snapshot ends it, since
         its tensors are looked at."""
         chain: list[_Planned] = []
+        nbytes = 0
         for one in planned:
-            if one.way is None or len(one.way) != 1 or not _forward(one.way[0]) or len(chain) == CHAINED:
+            if one.way is None or len(one.way) != 1 or not _forward(one.way[0]):
+                break
+            nbytes += one.way[0].bytes
+            if _full(len(chain), nbytes):
                 break
             chain.append(one)
             if anchor_claim(one.way[0].event) is not None:
@@ -231,9 +239,8 @@ class DeltaRebuild:
         check_result(step.event, self._held_stage().done().digest)
 
     def _go_chain(self, steps: Sequence[PathStep]) -> None:
-        """Deltas that follow one another, `CHAINED` in a pass. An error does not say at which of them."""
-        for at in range(0, len(steps), CHAINED):
-            some = steps[at : at + CHAINED]
+        """Deltas that follow one another, many in a pass. An error does not say at which of them."""
+        for some in passes(steps):
             found = self._held_stage().apply_chain([list(read_shards(self._store, step)) for step in some])
             for step, digest in zip(some, found, strict=True):
                 if digest != step.event.state_digest:
@@ -274,6 +281,25 @@ class DeltaRebuild:
 
 def _forward(step: PathStep) -> bool:
     return not step.full and not step.backwards and step.kind != "same"
+
+
+def _full(count: int, nbytes: int) -> bool:
+    """Whether a pass of `count` deltas takes no more: with the next one it would hold `nbytes`."""
+    return count >= CHAINED or (count >= _FEW and nbytes > _CHAIN_BYTES)
+
+
+def passes(steps: Iterable[PathStep]) -> Iterator[list[PathStep]]:
+    """Deltas that follow one another, in runs of those that one pass over the state makes."""
+    some: list[PathStep] = []
+    nbytes = 0
+    for step in steps:
+        if _full(len(some), nbytes + step.bytes):
+            yield some
+            some, nbytes = [], 0
+        some.append(step)
+        nbytes += step.bytes
+    if some:
+        yield some
 
 
 def _own_manifest(store: ObjectStore, event: WeightVersion) -> Manifest | None:

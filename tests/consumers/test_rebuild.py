@@ -13,7 +13,7 @@ import pytest
 
 from rollwire.consumers.audit.plans_log import DerivedPlansLog
 from rollwire.consumers.audit.rebuild_compare import first_difference
-from rollwire.consumers.audit.rebuild_deltas import DeltaRebuild
+from rollwire.consumers.audit.rebuild_deltas import DeltaRebuild, passes
 from rollwire.consumers.audit.rebuild_past import Past, read_past
 from rollwire.consumers.audit.rebuild_recipe import Recipe, recipe_of
 from rollwire.consumers.audit.rebuild_run import Wanted, by_deltas, by_training, wanted
@@ -25,6 +25,7 @@ from rollwire.consumers.trainer.learner import Learner
 from rollwire.consumers.trainer.rehearsal import TINY as POLICY
 from rollwire.consumers.trainer.rehearsal import TOPICS, Rehearsal, plan, write_plans
 from rollwire.consumers.weights.manifest import decode_manifest
+from rollwire.consumers.weights.paths import Ways, cheapest
 from rollwire.consumers.weights.publisher import PublisherConfig
 from rollwire.consumers.weights.revert import RevertRun, revert
 from rollwire.kernels.tensors import State, tensor
@@ -489,3 +490,13 @@ def test_the_policy_is_trained_again_to_the_same_bits() -> None:
     assert "not reached, since they follow from version 3: 4" in elsewhere.notes
     assert any("though settings differ" in note and "AVX9" in note for note in elsewhere.notes)
     assert "version 5" in elsewhere.digests
+
+
+def test_a_pass_holds_many_small_deltas_and_few_large_ones() -> None:
+    past = trained(3, every=1).past()
+    way = cheapest(Ways(past.versions, past.links).into, 2, 3)
+    assert way is not None
+    (step,) = way
+    small, large = ([step._replace(bytes=nbytes)] * 150 for nbytes in (100_000, 5 << 20))
+    assert [len(some) for some in passes(small)] == [64, 64, 22]
+    assert [len(some) for some in passes(large)] == [16] * 9 + [6]

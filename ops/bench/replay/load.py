@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     steps: int  # of the demo run that is trained again
 
 
-FULL: Final = Sizes(Size("1kb", 64, 12_500), Size("100kb", 12_000, 192), 5, 100, 50, 40)
+FULL: Final = Sizes(Size("1kb", 64, 25_000), Size("100kb", 12_000, 192), 5, 100, 50, 40)
 QUICK: Final = Sizes(Size("1kb", 64, 250), Size("100kb", 12_000, 8), 1, 4, 5, 3)
 
 

@@ -50,7 +50,7 @@ class Broker(NamedTuple):
 
     def log(self, command: str) -> closing[KafkaLog]:
         """For a `with`, at whose end the log is closed. The broker knows its client as `rollwire-<command>`."""
-        return closing(KafkaLog(self.bootstrap, self.prefix, client_id=f"rollwire-{command}"))
+        return closing(KafkaLog(self.bootstrap, self.prefix, client_id=f"rollwire-{command}", connect=True))
 
 
 def broker(

@@ -74,7 +74,8 @@ class KafkaLog:
     `patience_s` bounds how long the broker may be away before a reader raises `LogUnavailable`;
     `transaction_timeout_s` is when the broker itself ends a transaction whose owner died: above the worst pause of a
     process, and no longer than readers may stand still behind it (C41). `member_timeout_s` is when a member of a group that
-    is silent loses its place: a broker with default settings refuses less than 6 s.
+    is silent loses its place: a broker with default settings refuses less than 6 s. `connect`: to every broker at
+    once, for who asks soon and ends soon.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class KafkaLog:
         patience_s: float = 60.0,
         transaction_timeout_s: float = 60.0,
         member_timeout_s: float = MEMBER_TIMEOUT_S,
+        connect: bool = False,
     ) -> None:
         self._prefix = prefix
         self._patience_s = patience_s
@@ -101,8 +103,8 @@ class KafkaLog:
             "log.connection.close": False,
             "logger": bridge(),
         }
-        # Connected when it is made: one that connects when it is asked takes 50 ms to answer for the first time.
-        self._admin = AdminClient(self._common | {"enable.sparse.connections": False})
+        # librdkafka connects when it is asked for something, and then takes 50 ms to answer for the first time.
+        self._admin = AdminClient(self._common | {"enable.sparse.connections": not connect})
 
     def reader(self) -> Reader:
         return _KafkaReader(self._consumer_config("reader"), self._prefix, self._patience_s)

@@ -58,7 +58,7 @@ class Source(NamedTuple):
         return sum(self.ends.values())
 
     def log(self) -> KafkaLog:
-        return KafkaLog(self.bootstrap, self.prefix, client_id="rollwire-bench")
+        return KafkaLog(self.bootstrap, self.prefix, client_id="rollwire-bench", connect=True)  # as audits do
 
 
 def filled(bootstrap: str, prefix: str, size: Size, *, seed: int) -> Source:

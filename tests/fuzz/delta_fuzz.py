@@ -152,7 +152,7 @@ def main() -> None:
     # Only what runs as bytecode: compiled loops cannot be compiled from instrumented functions.
     for function in (
         format.read_head, format._columns, frames.unpack, prepare.read_shard, prepare.check_tensors,
-        prepare.decode_chunks, prepare._settle, slices.ranges_of, slices.prepare_chunks,
+        prepare.decode_chunks, prepare.settle, slices.ranges_of, slices.prepare_chunks,
         compose.compose_deltas, compose._parts, compose._compose,
     ):  # fmt: skip
         atheris.instrument_func(function)

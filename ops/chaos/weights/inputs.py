@@ -13,7 +13,7 @@ import numpy as np
 
 from rollwire.consumers.weights.keys import anchor_key, sha256_hex
 from rollwire.consumers.weights.links import put_shards
-from rollwire.consumers.weights.manifest import FORMAT, Manifest, encode_manifest
+from rollwire.consumers.weights.manifest import FORMAT_MADE, Manifest, encode_manifest
 from rollwire.consumers.weights.publisher import SnapshotPublisher
 from rollwire.kernels.delta.encode import encode_delta
 from rollwire.kernels.delta.format import Chunk, read_head, write_shard
@@ -252,7 +252,7 @@ def _manifest(change: Callable[[Manifest], object]) -> Callable[[ObjectStore, Ev
 
 def _newer_manifest(manifest: Manifest) -> object:
     fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
-    return {**fields, "format": FORMAT + 1, "regions": ["new"]}
+    return {**fields, "format": FORMAT_MADE + 1, "regions": ["new"]}
 
 
 def _manifest_gone(store: ObjectStore, events: Events) -> Events:

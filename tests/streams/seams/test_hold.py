@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import http.server
-import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -44,17 +43,13 @@ class Locking(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def locking() -> Iterator[tuple[S3Store, type[Locking]]]:
+def locking(
+    serves: Callable[[type[http.server.BaseHTTPRequestHandler]], S3Store],
+) -> tuple[S3Store, type[Locking]]:
     class Own(Locking):
         put: ClassVar[list[tuple[str, str]]] = []
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield S3Store(f"http://127.0.0.1:{server.server_port}", "bucket", "a", "s", timeout_s=5), Own
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return serves(Own), Own
 
 
 def test_an_object_is_locked_until_the_time_that_is_said(locking: tuple[S3Store, type[Locking]]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import http.server
-import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -101,7 +100,9 @@ class Versioned(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def versioned() -> Iterator[tuple[S3Store, type[Versioned]]]:
+def versioned(
+    serves: Callable[[type[http.server.BaseHTTPRequestHandler]], S3Store],
+) -> tuple[S3Store, type[Versioned]]:
     class Own(Versioned):
         versions: ClassVar[list[tuple[str, str, bool]]] = [
             ("k/1", "c", True),
@@ -111,13 +112,7 @@ def versioned() -> Iterator[tuple[S3Store, type[Versioned]]]:
             ("k/10", "e", False),
         ]
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield S3Store(f"http://127.0.0.1:{server.server_port}", "bucket", "a", "s", timeout_s=5), Own
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return serves(Own), Own
 
 
 @pytest.mark.parametrize("status", ["Enabled", "Suspended"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from pathlib import Path
@@ -224,14 +223,10 @@ def scripted() -> type[Script]:
 
 
 @pytest.fixture
-def against(scripted: type[Script]) -> Iterator[S3Store]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), scripted)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield S3Store(f"http://127.0.0.1:{server.server_port}", "bucket", "a", "s", timeout_s=5)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def against(
+    serves: Callable[[type[http.server.BaseHTTPRequestHandler]], S3Store], scripted: type[Script]
+) -> S3Store:
+    return serves(scripted)
 
 
 def test_c64_a_lost_answer_is_settled_by_content(against: S3Store, scripted: type[Script]) -> None:
